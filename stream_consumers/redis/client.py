@@ -264,6 +264,9 @@ def _address(node: str, default_port: int) -> tuple[str, int]:
 class _Cluster(RedisCluster):
     """A cluster client with raw replies from all nodes, including later ones; see :func:`_with_raw_replies`."""
 
+    # Before version 6, redis-py does not look at its retries here, and sends a command up to four times.
+    cluster_error_retry_attempts = property(lambda _: 0, lambda _, __: None)
+
     def get_redis_connection(self, node: Any) -> Any:
         """Return the client of one node."""
         return _with_raw_replies(super().get_redis_connection(node))

@@ -225,11 +225,9 @@ class RedisProducer(Producer):
 
     def _add(self, keys: list[bytes]) -> dict[bytes, Any]:
         """Return the reply for each key: the ids of its messages up to the first rejected one, or an error."""
-        pipeline = self._server.connection.pipeline(transaction=False)
-        for key in keys:
-            words = chain.from_iterable(delivery.words for delivery in self._queued[key])
-            pipeline.execute_command("EVALSHA", self._script, 1, key, MAX_SUB, *words)
-        answers = dict(zip(keys, pipeline.execute(raise_on_error=False)))
+        words = {key: chain.from_iterable(delivery.words for delivery in self._queued[key]) for key in keys}
+        commands = [("EVALSHA", self._script, 1, key, MAX_SUB, *of_key) for key, of_key in words.items()]
+        answers = dict(zip(keys, self._server.add(commands)))
         forgotten = [key for key, answer in answers.items() if isinstance(answer, redis.exceptions.NoScriptError)]
         if forgotten:
             # The server was restarted and lost the script; it added none of these messages.

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import redis
+from redis.exceptions import RedisClusterException
 
 from stream_consumers.client_config import ClientConfig, resolve
 from stream_consumers.display import counted
@@ -167,6 +168,9 @@ class RedisConnection:
             yield
         except redis.RedisError as error:
             raise self.error(error, f"{what} at {self.url}") from None
+        except RedisClusterException as error:
+            # It is not a RedisError: no node answered as a cluster.
+            raise self.error(redis.ConnectionError(str(error)), f"{what} at {self.url}") from None
 
     def error(self, error: redis.RedisError, what: str) -> StreamAssetsError:
         """Map an error to a StreamAssetsError; see :func:`stream_consumers.redis.client.explain`."""
@@ -300,6 +304,32 @@ class RedisConnection:
                 if isinstance(answer, redis.RedisError):
                     raise answer
             yield answer
+
+    def add(self, commands: Sequence[Command]) -> list[Any]:
+        """Send commands that add entries, each at most once, and return the replies; errors are among them.
+
+        redis-py repeats the commands of a pipeline to a cluster if the connection is lost, although they may have been
+        executed. So a cluster gets them one by one.
+
+        Raises:
+            redis.RedisError: it is unknown which commands were executed.
+        """
+        if not self.is_cluster:
+            pipeline = self.connection.pipeline(transaction=False)
+            for words in commands:
+                pipeline.execute_command(*words)
+            found: list[Any] = pipeline.execute(raise_on_error=False)
+            return found
+        found = []
+        for words in commands:
+            try:
+                found.append(self.connection.execute_command(*words))
+            except (redis.ConnectionError, redis.TimeoutError, RedisClusterException) as error:
+                lost = redis.ConnectionError(str(error))
+                return [*found, *(lost for _ in commands[len(found) :])]
+            except redis.RedisError as error:
+                found.append(error)
+        return found
 
     def run(self, script: str, keys: Sequence[bytes], arguments: Sequence[object], what: str) -> Any:
         """Run a script of :mod:`stream_consumers.redis.scripts`; ``what`` names the operation in errors."""

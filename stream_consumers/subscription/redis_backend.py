@@ -235,13 +235,10 @@ class RedisBackend(StreamBackend):
         return self._envelope.malformed(entry_id, original_bytes(fields), said, delivery)
 
     def _publish_page(self, stream: str, messages: Sequence[EventMessage]) -> list[Published]:
-        pipeline = self._server.connection.pipeline(transaction=False)
         sealed = [self._seal(message) for message in messages]
-        for one in sealed:
-            if isinstance(one, bytes):
-                pipeline.execute_command("XADD", to_key(stream), "*", self._server.message_field, one)
+        start = "XADD", to_key(stream), "*", self._server.message_field
         try:
-            answers = pipeline.execute(raise_on_error=False)
+            answers = self._server.add([(*start, one) for one in sealed if isinstance(one, bytes)])
         except redis.RedisError as error:
             # Which of them were added is unknown.
             answers = [error] * len(sealed)
