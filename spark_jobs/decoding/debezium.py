@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from spark_jobs.decoding.avro import Avro
 from spark_jobs.decoding.ddl import column_ddl
 from spark_jobs.decoding.debezium_avro import AvroEnvelope, ChangeRows, avro_envelope
-from spark_jobs.decoding.debezium_messages import MessageForm, change_reader
+from spark_jobs.decoding.debezium_messages import TOMBSTONE, MessageForm, change_reader
 from spark_jobs.decoding.debezium_types import (
     DecimalHandlingMode,
     HandlingModes,
@@ -35,17 +35,13 @@ from stream_consumers.options import check_switch, choose_fields
 IS_CHANGE = "_op IS NOT NULL"
 """The SQL condition of rows that are changes; see :attr:`Debezium.rows_where`."""
 _OP, _ORDER, _UNAVAILABLE = "_op", "_source_order", "_unavailable"
-_TOMBSTONE = (
-    "the payload is null, which unwrapped='rewrite' does not expect: a delete may have been turned into a tombstone, "
-    "which has no row"
-)
 
 
 class Unwrapped(str, enum.Enum):
     """The ``delete.tombstone.handling.mode`` of ``ExtractNewRecordState``, of those that keep the row of a delete."""
 
     REWRITE = "rewrite"
-    REWRITE_WITH_TOMBSTONE = "rewrite-with-tombstone"
+    REWRITE_WITHTOMBSTONE = "rewrite-with-tombstone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +238,14 @@ class Debezium:
     def _decode_json(self, inner: Json, payloads: Column, columns: pa.Schema) -> DecodedColumns:
         modes = HandlingModes(self.time_precision_mode, self.decimal_handling_mode)
         types = tuple(sorted(self.types.items()))
-        form = MessageForm(modes, types, self._placeholder, self.unwrapped is not None, self.source_order)
+        form = MessageForm(
+            modes,
+            types,
+            self._placeholder,
+            is_unwrapped=self.unwrapped is not None,
+            has_order=self.source_order,
+            is_null_wrong=self.unwrapped is Unwrapped.REWRITE,
+        )
         reader = change_reader(columns, form, inner.rescue)
         (documents, *marks), errors = decode_rows(reader, payloads)
         # The rows of some operations lack columns, so that the reader checks NOT NULL.
@@ -270,7 +273,7 @@ class Debezium:
     ) -> DecodedColumns:
         """All columns, and tombstones among the errors where each may be the only sign of a delete."""
         if self.unwrapped is Unwrapped.REWRITE and payloads.null_count:
-            unexpected = pc.if_else(payloads.is_null(), _TOMBSTONE, pa.scalar(None, pa.string()))
+            unexpected = pc.if_else(payloads.is_null(), TOMBSTONE, pa.scalar(None, pa.string()))
             errors = pc.coalesce(errors, unexpected)
         operations, orders, without = marks
         return DecodedColumns([*rows, operations, *([orders] if self.source_order else []), without], errors)

@@ -133,6 +133,12 @@ class _Conversions(NamedTuple):
     is_other: bool = False
 
 
+TOMBSTONE = (
+    "the payload is null, which unwrapped='rewrite' does not expect: a delete may have been turned into a tombstone, "
+    "which has no row"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class MessageForm:
     """How messages are written.
@@ -143,6 +149,7 @@ class MessageForm:
         placeholder: marks values that are not there.
         is_unwrapped: whether messages are rows instead of envelopes.
         has_order: whether the place in the log is read.
+        is_null_wrong: whether each null may be the only sign of a delete.
     """
 
     modes: HandlingModes
@@ -150,6 +157,7 @@ class MessageForm:
     placeholder: Placeholder
     is_unwrapped: bool
     has_order: bool
+    is_null_wrong: bool
 
 
 @functools.lru_cache(maxsize=64)
@@ -182,7 +190,11 @@ class ChangeReader:
         """See :meth:`spark_jobs.decoding.decoders.RowReader.read`."""
         try:
             conversions, value = self._split(object_text(payload))
-            if conversions.is_other or value is None:
+            if conversions.is_other:
+                return _NO_CHANGE
+            if value is None:
+                if self._form.is_null_wrong:
+                    raise ValueError(TOMBSTONE)
                 return _NO_CHANGE
             return self._change(value, conversions.by_name)
         except (ValueError, RecursionError, StopIteration) as error:
@@ -235,7 +247,7 @@ class ChangeReader:
             raise ValueError(f"the payload in the message is not an object; found {kind_of(value)}")
         if isinstance(value, RepeatingObject):
             raise ValueError(f"field {min(value.repeated)!r} is there twice")
-        if _is_other(value):
+        if _is_other(value) and not (self._form.is_unwrapped and self._names & value.keys()):
             return _NO_CHANGE
         order, row, before = None, value, None
         operation: str | None
