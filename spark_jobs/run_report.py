@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from spark_jobs.batches.ingestion import BatchReport
+from spark_jobs.batches.replay import ReplayPlan
 from spark_jobs.ledger.delta_log import MergedRows
 from spark_jobs.ledger.intervals import Intervals
 from stream_consumers.batches import Range
@@ -102,3 +103,24 @@ class BatchTotals:
         if self.lost:
             values["lost"] = {str(shard): parts.to_json() for shard, parts in sorted(self.lost.items())}
         return values
+
+
+def kept_rows(plan: ReplayPlan) -> Iterator[str]:
+    """Yield warnings of rows of the replayed time that a replay does not replace."""
+    if plan.last_copies:
+        yield (
+            f"the stream no longer has the messages of {describe_ranges(plan.last_copies)}: their rows of this time "
+            "are the last copy, and are kept"
+        )
+    if plan.note:
+        yield plan.note
+
+
+def describe_ranges(ranges: Mapping[Shard, tuple[int, ...]]) -> str:
+    """Return ranges as text.
+
+    Example:
+        >>> describe_ranges({Shard("orders", 1): (5, 9)})
+        'orders/1 [5, 9)'
+    """
+    return ", ".join(f"{shard} [{start}, {end})" for shard, (start, end, *_) in sorted(ranges.items()))

@@ -58,7 +58,7 @@ EXAMPLES = 5
 MAX_SNAPSHOT_TRIES = 20
 # The version for rows of several batches, which can only be compared together.
 _NO_BATCH = -1
-_COUNTS = (
+COUNTS = (
     *("messages", "rows", "dead", "filtered", "skipped"),
     *("missing", "duplicated", "unknown", "unexplained", "other"),
 )
@@ -660,7 +660,7 @@ class _ShardCounts:
             uncompared=uncompared,
             examples=self.examples,
             missing_dead=self.missing_dead,
-            **{name: self.counts[name] for name in _COUNTS},
+            **{name: self.counts[name] for name in COUNTS},
         )
 
 

@@ -23,6 +23,8 @@ __getattr__, __dir__ = lazy_exports(
         "spark_jobs.writing.layout": ("TableLayout",),
         "stream_airflow.operators": ("IngestOperator",),
         "stream_airflow.provider": ("get_provider_info",),
+        "stream_airflow.sensor": ("StreamLagSensor",),
+        "stream_airflow.table_operators": ("RebuildOperator", "RedriveOperator", "ReplayOperator", "VerifyOperator"),
         "stream_airflow.trigger": ("StreamLagTrigger",),
         "stream_consumers.options": ("ErrorPolicy", "Limits"),
     },

@@ -14,5 +14,12 @@ from spark_jobs.writing.keyed import Keys as Keys
 from spark_jobs.writing.layout import TableLayout as TableLayout
 from stream_airflow.operators import IngestOperator as IngestOperator
 from stream_airflow.provider import get_provider_info as get_provider_info
+from stream_airflow.sensor import StreamLagSensor as StreamLagSensor
+from stream_airflow.table_operators import (
+    RebuildOperator as RebuildOperator,
+    RedriveOperator as RedriveOperator,
+    ReplayOperator as ReplayOperator,
+    VerifyOperator as VerifyOperator,
+)
 from stream_airflow.trigger import StreamLagTrigger as StreamLagTrigger
 from stream_consumers.options import ErrorPolicy as ErrorPolicy, Limits as Limits

@@ -29,6 +29,9 @@ class StreamTable:
         on_data_loss: for messages that the stream removed before they were read: ``error`` or ``record``.
         client: options of the broker's client. A value ``env:NAME`` is read from the environment when it is used.
         storage_options: options of the table's storage, in the names of delta-rs; ``env:NAME`` as for ``client``.
+        stream_conn_id: a connection of Airflow with the servers and options of the client; then ``source`` may be only
+            the keys of the streams, separated by commas.
+        storage_conn_id: a connection of Airflow with the options of the table's storage.
 
     Example:
         >>> StreamTable("memory://shop/orders", "lake/orders", "lakehouse").arguments()
@@ -43,6 +46,8 @@ class StreamTable:
     on_data_loss: DataLoss = DataLoss.ERROR
     client: Mapping[str, Scalar] = field(default_factory=dict, repr=False)
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    stream_conn_id: str | None = None
+    storage_conn_id: str | None = None
 
     def __post_init__(self) -> None:
         choose_fields(self, mode=ConsumerMode, on_data_loss=DataLoss)
@@ -105,6 +110,8 @@ class StreamTable:
             "on_data_loss": DataLoss(self.on_data_loss).value,
             "client": dict(self.client),
             "storage_options": dict(self.storage_options),
+            "stream_conn_id": self.stream_conn_id,
+            "storage_conn_id": self.storage_conn_id,
         }
         defaults = {"mode": ConsumerMode.RESUMABLE.value, "on_data_loss": DataLoss.ERROR.value}
         return {name: value for name, value in plain.items() if value and value != defaults.get(name)}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import Asset, BaseOperator
 
 from stream_airflow.airflow_names import AirflowException, AirflowFailException, mask_secret
+from stream_airflow.connections import connected, connected_spark
 from stream_airflow.declaration import StreamTable
 from stream_consumers.display import counted
 from stream_consumers.errors import StreamAssetsError, Terminal
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
     from pyspark.sql import SparkSession
 
-    from spark_jobs.batches.ingestion import Event, Ingestion, Transform
+    from spark_jobs.batches.ingestion import BatchReport, Event, Ingestion, Transform
     from spark_jobs.decoding.decoders import Decoder
     from spark_jobs.run_report import BatchTotals
     from spark_jobs.session import SparkOptions
@@ -53,13 +54,20 @@ class StreamOperator(BaseOperator):
         client: options of the broker's client. A value ``env:NAME`` is read from the environment of the task.
         storage_options: options of the table's storage, in the names of delta-rs; ``env:NAME`` as for ``client``.
         spark: options of the Spark session; by default a local Spark, whose server outlives the task.
+        stream_conn_id: a connection of type ``kafka`` or ``redis`` with the servers and options of the client; then
+            ``source`` may be only the keys of the streams, separated by commas.
+        storage_conn_id: a connection of type ``aws`` with the options of the table's storage.
+        spark_conn_id: a connection of type ``spark_connect`` or ``spark`` with the address of Spark.
         finish_seconds: how long a task that is killed goes on with its batch, in seconds. Airflow sends SIGKILL 5 s
             after SIGTERM, unless the worker itself is stopped. A batch that is given up is written by the next run.
         settings: further settings of :class:`spark_jobs.batches.ingestion.Ingestion`, like ``retry_seconds``.
         operator: arguments of every operator of Airflow.
     """
 
-    template_fields: Sequence[str] = ("source", "table", "group", "client", "storage_options")
+    template_fields: Sequence[str] = (
+        *("source", "table", "group", "client", "storage_options"),
+        *("stream_conn_id", "storage_conn_id", "spark_conn_id"),
+    )
     ui_color = "#dbeafe"
     kind: ClassVar[str]
     """What the task does, for its XCom and the event of its assets."""
@@ -80,6 +88,9 @@ class StreamOperator(BaseOperator):
         client: Mapping[str, Any] | None = None,
         storage_options: Mapping[str, str] | None = None,
         spark: SparkOptions | None = None,
+        stream_conn_id: str | None = None,
+        storage_conn_id: str | None = None,
+        spark_conn_id: str | None = None,
         finish_seconds: float = FINISH_SECONDS,
         settings: Mapping[str, Any] | None = None,
         **operator: Any,
@@ -98,17 +109,16 @@ class StreamOperator(BaseOperator):
         self.client = client or {}
         self.storage_options = storage_options or {}
         self.spark = spark
+        self.stream_conn_id = stream_conn_id
+        self.storage_conn_id = storage_conn_id
+        self.spark_conn_id = spark_conn_id
         self.finish_seconds = finish_seconds
         self.settings = settings or {}
         self._is_executing = False
 
     def declared(self, **more: Any) -> StreamTable:
         """Return the stream, the group and the table, after the templates were rendered; logs will hide the secrets."""
-        for options in (self.client, self.storage_options):
-            for name, value in options.items():
-                # Only values are hidden whose names look like those of secrets.
-                mask_secret(value, name)
-        return StreamTable(
+        declared = StreamTable(
             self.source,
             self.table,
             self.group,
@@ -116,8 +126,16 @@ class StreamOperator(BaseOperator):
             on_data_loss=self.errors.on_data_loss,  # type: ignore[arg-type]  # it is chosen by __post_init__
             client=self.client,
             storage_options=self.storage_options,
+            stream_conn_id=self.stream_conn_id,
+            storage_conn_id=self.storage_conn_id,
             **more,
         )
+        declared = connected(declared)
+        for options in (declared.client, declared.storage_options):
+            for name, value in options.items():
+                # Only values are hidden whose names look like those of secrets.
+                mask_secret(value, name)
+        return declared
 
     def ingestion(self, declared: StreamTable) -> Ingestion:
         """Return the group, the table, and how rows are made."""
@@ -173,9 +191,8 @@ class StreamOperator(BaseOperator):
         from spark_jobs.session import SparkOptions, create_session, running_session  # noqa: PLC0415
         from spark_jobs.table_location import is_s3  # noqa: PLC0415
 
-        options = replace(
-            self.spark or SparkOptions(), table=self.table, storage_options=declared.resolved_storage_options()
-        )
+        options = connected_spark(self.spark or SparkOptions(), self.spark_conn_id)
+        options = replace(options, table=self.table, storage_options=declared.resolved_storage_options())
         note = None if options.remote else download_note(with_s3=is_s3(self.table))
         self.log.info("waiting for Spark%s", f"; {note}" if note else "")
         since, is_own = time.monotonic(), running_session() is None
@@ -187,16 +204,12 @@ class StreamOperator(BaseOperator):
             if is_own:
                 session.stop()
 
-    def report(self, events: Iterable[Event], ingestion: Ingestion) -> dict[str, Any]:
-        """Log the batches of a run as they arrive, and why it waits; return their sums."""
-        from spark_jobs.batches.ingestion import BatchReport, Continues  # noqa: PLC0415 - as in session()
-        from spark_jobs.run_report import BatchTotals  # noqa: PLC0415
+    def logged(self, events: Iterable[Event], ingestion: Ingestion) -> Iterator[BatchReport]:
+        """Log the events of a run as they arrive, and yield its batches."""
+        from spark_jobs.batches.ingestion import BatchReport, Continues, Waiting  # noqa: PLC0415 - as in session()
 
-        totals: BatchTotals | None = None
         for event in events:
             if isinstance(event, BatchReport):
-                totals = totals or BatchTotals(event)
-                totals.add(event)
                 self.log.info(
                     "version %d of %s: %s from %s, %s; %d left",
                     event.version,
@@ -206,8 +219,18 @@ class StreamOperator(BaseOperator):
                     counted(event.dead, "dead letter"),
                     sum(event.lag.values()),
                 )
+                yield event
             elif not isinstance(event, Continues):
-                self.log.warning("%s", getattr(event, "why", None) or getattr(event, "what", ""))
+                self.log.warning("%s", event.why if isinstance(event, Waiting) else event.what)
+
+    def report(self, events: Iterable[Event], ingestion: Ingestion) -> dict[str, Any]:
+        """Log the events of a run as they arrive, and return the sums of its batches."""
+        from spark_jobs.run_report import BatchTotals  # noqa: PLC0415 - as in session()
+
+        totals: BatchTotals | None = None
+        for batch in self.logged(events, ingestion):
+            totals = totals or BatchTotals(batch)
+            totals.add(batch)
         return self.summary(totals, ingestion)
 
     def summary(self, totals: BatchTotals | None, ingestion: Ingestion) -> dict[str, Any]:

@@ -9,10 +9,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
+from asgiref.sync import sync_to_async
 
 from spark_jobs.run_policy import RunPolicy, Waits, decide
+from stream_airflow.connections import connected
 from stream_airflow.declaration import StreamTable
-from stream_airflow.measuring import measured
+from stream_airflow.measuring import LagWatch
 from stream_airflow.requested_runs import RequestedRuns
 from stream_consumers.errors import DataLossError, SourceRecreatedError, Terminal, log_text
 from stream_consumers.options import check_range, check_switch
@@ -43,10 +45,10 @@ class StreamLagTrigger(BaseEventTrigger):
         policy: when a run is wanted; its ``stale_run_seconds`` is not used.
         interval_seconds: the time between two measurements.
         patience_seconds: how long a run may write nothing, from its request, until it counts as failed.
-        ends_at_errors: whether an error that a retry cannot fix is an event, too, for a task that waits for the
-            trigger. Otherwise it is logged, because no task waits for the trigger of an asset.
+        ends_at_errors: whether an error that a retry cannot fix is an event, and the last one, for a task that waits
+            for the trigger. Otherwise it is logged, because no task waits for the trigger of an asset.
         declared: further arguments of :class:`stream_airflow.declaration.StreamTable`: ``group``, ``mode``, ``start``,
-            ``on_data_loss``, ``client``, ``storage_options``.
+            ``on_data_loss``, ``client``, ``storage_options``, ``stream_conn_id``, ``storage_conn_id``.
 
     Raises:
         InvalidOptionError: an option is invalid.
@@ -90,41 +92,57 @@ class StreamLagTrigger(BaseEventTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Yield an event each time that a run is wanted."""
         waits, requested, reported, shown = Waits(), RequestedRuns(), "", None
-        while True:
-            now = time.time()
-            waits = waits.at(now)
-            try:
-                found = await measured(self.declared, self.policy)
-            except Exception as error:  # noqa: BLE001 - Airflow does not start a trigger of an asset again
-                waits = waits.after_silence(now)
-                pause = max(self.interval_seconds, waits.ask_at - now)
-                self.log.warning("%s: %s; the next attempt is in %.0f s", self.declared.source, log_text(error), pause)
-                is_loss = isinstance(error, (SourceRecreatedError, DataLossError))
-                if (is_loss and log_text(error) != reported) or (self.ends_at_errors and isinstance(error, Terminal)):
-                    reported = log_text(error)
-                    yield _event(self._payload(None, error=reported))
-                await asyncio.sleep(pause)
-                continue
-            now = time.time()
-            waits = waits.after(found, now)
-            requested = requested.after(found, now, patience_seconds=self.patience_seconds)
-            past = requested.past(now)
-            decision = decide(found, past, waits, self.policy, is_first_from_the_end=self.declared.is_from_the_end)
-            # The numbers in a reason change all the time.
-            state = bool(decision.runs), bool(found.total), bool(past.in_flight), len(past.finished)
-            if state != shown:
-                shown = state
-                self.log.info("%s", decision.reason or f"{found.describe()}: a run is wanted")
-            if decision.runs:
-                requested = requested.requested(found, now)
-                yield _event(self._payload(found))
-            latest = self.interval_seconds if decision.until is None else decision.until - now
-            await asyncio.sleep(max(_MIN_PAUSE_SECONDS, min(self.interval_seconds, latest)))
+        watch: LagWatch | None = None
+        try:
+            while True:
+                now = time.time()
+                waits = waits.at(now)
+                try:
+                    watch = watch or await self._watch()
+                    found = await watch.measure()
+                except Exception as error:  # noqa: BLE001 - Airflow does not start a trigger of an asset again
+                    waits = waits.after_silence(now)
+                    text, pause = log_text(error), max(self.interval_seconds, waits.ask_at - now)
+                    self.log.warning("%s: %s; the next attempt is in %.0f s", self.declared.source, text, pause)
+                    is_loss = isinstance(error, (SourceRecreatedError, DataLossError)) and text != reported
+                    is_end = self.ends_at_errors and isinstance(error, Terminal)
+                    if is_loss or is_end:
+                        reported = text
+                        yield _event(self._payload(None, error=text))
+                    if is_end:
+                        return
+                    await asyncio.sleep(pause)
+                    # A connection may have another password now.
+                    _close(watch)
+                    watch = None
+                    continue
+                now = time.time()
+                waits = waits.after(found, now)
+                requested = requested.after(found, now, patience_seconds=self.patience_seconds)
+                past = requested.past(now)
+                decision = decide(found, past, waits, self.policy, is_first_from_the_end=self.declared.is_from_the_end)
+                # The numbers in a reason change all the time.
+                state = bool(decision.runs), bool(found.total), bool(past.in_flight), len(past.finished)
+                if state != shown:
+                    shown = state
+                    self.log.info("%s", decision.reason or f"{found.describe()}: a run is wanted")
+                if decision.runs:
+                    requested = requested.requested(found, now)
+                    yield _event(self._payload(found))
+                latest = self.interval_seconds if decision.until is None else decision.until - now
+                await asyncio.sleep(max(_MIN_PAUSE_SECONDS, min(self.interval_seconds, latest)))
+        finally:
+            _close(watch)
+
+    async def _watch(self) -> LagWatch:
+        # In a triggerer, Airflow reads connections in such a thread.
+        declared = await sync_to_async(connected)(self.declared)
+        return LagWatch(declared, self.policy, interval_seconds=self.interval_seconds)
 
     def _payload(self, found: Measurement | None, **more: str) -> dict[str, Any]:
         return {
-            "source": self.declared.stream.url.shown,
-            "group": self.declared.stream.group(self.declared.group),
+            "source": self.declared.source,
+            "group": self.declared.group,
             "table": self.declared.table,
             "lag": found.total if found else 0,
             "shards": {str(shard): count for shard, count in sorted(found.lag.items()) if count} if found else {},
@@ -134,3 +152,8 @@ class StreamLagTrigger(BaseEventTrigger):
 
 def _event(payload: dict[str, Any]) -> TriggerEvent:
     return TriggerEvent(payload)  # type: ignore[no-untyped-call]
+
+
+def _close(watch: LagWatch | None) -> None:
+    if watch is not None:
+        watch.close()

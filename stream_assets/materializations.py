@@ -15,7 +15,7 @@ from spark_jobs.batches.dead_letter_jobs import Outcome
 from spark_jobs.batches.ingestion import BatchReport, Continues, Event, Ingestion, Waiting
 from spark_jobs.batches.replay import ReplayPlan, replay_commits
 from spark_jobs.ledger.delta_log import Commit
-from spark_jobs.run_report import BatchTotals
+from spark_jobs.run_report import BatchTotals, kept_rows
 from spark_jobs.writing.delta_table import read_table
 from stream_assets.metadata import (
     PARTITION_METADATA,
@@ -36,7 +36,6 @@ from stream_assets.stream_to_table import StreamToTable
 from stream_consumers.create import StreamSource
 from stream_consumers.display import counted
 from stream_consumers.errors import LedgerUnreadableError, TableUnreadableError, log_text
-from stream_consumers.messages import Shard
 
 Context = dg.AssetExecutionContext | dg.OpExecutionContext
 _DATA_VERSION = "dagster/data_version"
@@ -311,13 +310,8 @@ class ReplayMaterialization(MaterializationReporter):
     def warn_of_kept_rows(self, plan: ReplayPlan) -> None:
         """Warn of rows of the replayed time that the replay does not replace."""
         self._rows_left_out = sum(part.rows for part in plan.left_out.values())
-        if plan.last_copies:
-            self._run.log.warning(
-                f"the stream no longer has the messages of {describe_ranges(plan.last_copies)}: their rows of this "
-                "time are the last copy, and are kept"
-            )
-        if plan.note:
-            self._run.log.warning(plan.note)
+        for note in kept_rows(plan):
+            self._run.log.warning(note)
 
     def add(self, report: BatchReport) -> None:
         """Add a batch that was committed, and log the progress of the replay."""
@@ -480,16 +474,6 @@ def describe_partitions(context: Context) -> str:
     """Return the partitions of a run as text."""
     keys = context.partition_keys
     return ", ".join(keys) if len(keys) <= _MAX_LISTED_PARTITIONS else f"{len(keys)} from {keys[0]} to {keys[-1]}"
-
-
-def describe_ranges(ranges: Mapping[Shard, tuple[int, ...]]) -> str:
-    """Return ranges as text.
-
-    Example:
-        >>> describe_ranges({Shard("orders", 1): (5, 9)})
-        'orders/1 [5, 9)'
-    """
-    return ", ".join(f"{shard} [{start}, {end})" for shard, (start, end, *_) in sorted(ranges.items()))
 
 
 def to_materialize_result(made: dg.AssetMaterialization) -> dg.MaterializeResult[Any]:

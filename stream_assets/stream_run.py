@@ -24,6 +24,7 @@ from spark_jobs.batches.run_control import result_of
 from spark_jobs.dead_letters.reader import DeadLetterFilter
 from spark_jobs.decoding.isolation import prepare
 from spark_jobs.run_ingestion import run_events
+from spark_jobs.run_report import describe_ranges
 from stream_assets.materializations import (
     Context,
     IngestMaterializations,
@@ -33,7 +34,6 @@ from stream_assets.materializations import (
     ReplayMaterialization,
     RunScope,
     describe_partitions,
-    describe_ranges,
     to_materialize_result,
 )
 from stream_assets.metadata import outcome_metadata

@@ -99,6 +99,7 @@ class Backend(ABC):
         takes_shard_count_of_sharder: by default, a stream is created with as many shards as the producer's sharder has.
         has_one_writer: a location has one writer at a time, so that all producers of a streamer share it.
         claims_entries: with mode ``load_balanced``, members share single entries instead of whole shards.
+        answers_for_many: one request returns what many streams of a server hold.
         is_pipe: each message can be read only once; a pipe has no position to return to.
         kind: the kind of its assets, one for which Dagster has an icon.
 
@@ -115,6 +116,7 @@ class Backend(ABC):
     takes_shard_count_of_sharder = False
     has_one_writer = False
     claims_entries = False
+    answers_for_many = False
     is_pipe = False
     kind: str | None = None
 

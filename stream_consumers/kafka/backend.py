@@ -26,6 +26,7 @@ class KafkaStreams(Backend):
         of="batches of Kafka", available=CONSUMER_MODES.available, host_groups=CONSUMER_MODES.host_groups
     )
     creates_shards = True
+    answers_for_many = True
     kind = "kafka"
 
     def check(self, url: StreamUrl, client: ClientConfig) -> None:

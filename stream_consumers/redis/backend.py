@@ -33,6 +33,7 @@ class RedisStreams(Backend):
     creates_shards = True
     takes_shard_count_of_sharder = True
     claims_entries = True
+    answers_for_many = True
     kind = "redis"
 
     def shown_sequence(self, sequence: int) -> EntrySequence:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 
-from airflow.sdk import DAG, Asset, AssetWatcher
+from airflow.sdk import Asset, AssetWatcher
 
 from spark_jobs.session import SparkOptions
 from stream_airflow import IngestOperator, Json, StreamLagTrigger
+from tests.support.airflow_dags.runs import DAG
 from tests.support.settings import SMALL
 
 STREAM = {"source": os.environ["TEST_STREAM"], "table": os.environ["TEST_TABLE"], "group": "lakehouse"}
