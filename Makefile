@@ -10,7 +10,7 @@ PYTEST := $(BIN)/pytest -p no:cacheprovider
 # others wait for brokers.
 WORKERS ?= 3
 
-.PHONY: help setup demo dev pictures docs bench kafka redis debezium test test-all checks lint types tests bytecode soak format lock pins audit test-versions clean
+.PHONY: help setup demo demo-airflow dev pictures docs bench kafka redis debezium test test-all checks lint types tests bytecode soak format lock pins audit test-versions clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 16
@@ -23,6 +23,9 @@ $(READY): requirements-dev.txt pyproject.toml tools/setup
 
 demo: setup ## 100,000 messages from a file into Delta under Dagster, with two runs killed
 	@$(BIN)/stream-assets demo
+
+demo-airflow: setup ## The same on a real Airflow, in .demo/airflow: the messages schedule a DAG, and two of its tasks are killed
+	@$(BIN)/python -m tests.support.airflow_demo
 
 dev: setup ## Open the Dagster UI on the demo's data (http://127.0.0.1:3000)
 	@test -f .demo/orders.ss || echo "no demo data yet: the sensor will say so until you run make demo"

@@ -22,7 +22,7 @@ from sqlalchemy.exc import OperationalError
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.jars import CACHE_VARIABLE, cache_folder, delta_jars
 from spark_jobs.ledger.table_rows import scan
-from spark_jobs.verify import ShardVerdict, verify
+from spark_jobs.verify import verify
 from stream_assets.cli.output import print_rows, progress_bar
 from stream_assets.testing import KILLS_VARIABLE
 from stream_consumers.create import create_producer, open_batch_source
@@ -65,6 +65,7 @@ class DemoFolder:
 
     path: Path
     messages: int
+    group: str = "demo"
 
     @property
     def source(self) -> str:
@@ -83,7 +84,7 @@ class DemoFolder:
 
     def ingestion(self) -> Ingestion:
         """Return the group and the table."""
-        return Ingestion(group="demo", table=self.table)
+        return Ingestion(group=self.group, table=self.table)
 
 
 def run_demo(messages: int) -> int:
@@ -101,18 +102,16 @@ def run_demo(messages: int) -> int:
         task = progress.add_task("Delta jars", total=1)
         delta_jars()
         progress.update(task, completed=1)
-        _produce(folder, progress)
+        produce(folder, progress)
         # Opened before the daemon starts, because two processes cannot create the database at the same time.
         with dg.DagsterInstance.from_config(str(folder.dagster_home)) as instance, _daemon(folder) as log:
             _follow(folder, instance, progress, log)
-    with open_batch_source(folder.source) as source:
-        verdicts = verify(source, folder.ingestion())
-    _print_first_rows(folder)
+    print_first_rows(folder)
     _print_ui_command(folder)
-    return _print_result(folder, verdicts)
+    return print_result(folder, kills=len(list((folder.path / "faults").glob("fault-*"))))
 
 
-def _produce(folder: DemoFolder, progress: Progress) -> None:
+def produce(folder: DemoFolder, progress: Progress) -> None:
     """Send JSON messages to two shards; some messages are truncated."""
     task = progress.add_task("messages into orders.ss", total=folder.messages)
     spacing = folder.messages // MALFORMED - 1  # odd, so that every shard has some
@@ -174,7 +173,7 @@ def _follow(folder: DemoFolder, instance: dg.DagsterInstance, progress: Progress
             run = record.dagster_run
             if seen.get(run.run_id) is not run.status:
                 _print_run(folder, run, seen)
-        done = _covered(folder)
+        done = covered(folder)
         progress.update(task, completed=done)
         failures = sum(status is dg.DagsterRunStatus.FAILURE for status in seen.values())
         if done == folder.messages and seen and all(status in ENDED for status in seen.values()):
@@ -186,7 +185,7 @@ def _follow(folder: DemoFolder, instance: dg.DagsterInstance, progress: Progress
     raise WriteError(
         "the demo did not finish",
         remedy=f"Read {log}.",
-        covered=_covered(folder),
+        covered=covered(folder),
         runs=len(seen),
     )
 
@@ -210,12 +209,13 @@ def _print_run(folder: DemoFolder, run: dg.DagsterRun, seen: dict[str, dg.Dagste
         failed = sum(status is dg.DagsterRunStatus.FAILURE for status in seen.values())
         kills = len(list((folder.path / "faults").glob("fault-*")))
         how = f"killed with SIGKILL {WHEN_KILLED.get(kills, '')}" if failed <= kills else "failed, and is retried"
-        what = f"[red]{how}[/]; the ledger has {counted(_covered(folder), 'message')}"
+        what = f"[red]{how}[/]; the ledger has {counted(covered(folder), 'message')}"
     if what:
         console.print(f"  run {run.run_id[:8]} {what}", soft_wrap=True)
 
 
-def _covered(folder: DemoFolder) -> int:
+def covered(folder: DemoFolder) -> int:
+    """Return how many messages are in the table, by the positions in its Delta log."""
     try:
         state = folder.ingestion().ledger().read()
     except LedgerUnreadableError:
@@ -223,7 +223,8 @@ def _covered(folder: DemoFolder) -> int:
     return sum(position - 1 for position in state.positions.values())
 
 
-def _print_first_rows(folder: DemoFolder) -> None:
+def print_first_rows(folder: DemoFolder) -> None:
+    """Print some rows of the table."""
     log = folder.ingestion().ledger().log
     beginning = [row for batch in scan(log, where=f"_sequence <= {FIRST_ROWS}") for row in batch.to_pylist()]
     print_rows(
@@ -243,7 +244,15 @@ def _print_ui_command(folder: DemoFolder) -> None:
     )
 
 
-def _print_result(folder: DemoFolder, verdicts: list[ShardVerdict]) -> int:
+def print_result(folder: DemoFolder, *, kills: int) -> int:
+    """Compare the stream with the table, and print the result; return 0 only if each message was written exactly once.
+
+    Args:
+        folder: the folder of the demo.
+        kills: how many runs were killed.
+    """
+    with open_batch_source(folder.source) as source:
+        verdicts = verify(source, folder.ingestion())
     names = ("first", "last", "messages", "rows", "dead", "missing", "duplicated", "lag")
     rows = [{"shard": str(verdict.shard), **{name: getattr(verdict, name) for name in names}} for verdict in verdicts]
     print_rows(rows, title="by sequence numbers", console=console)
@@ -254,6 +263,5 @@ def _print_result(folder: DemoFolder, verdicts: list[ShardVerdict]) -> int:
         "lag {lag}".format(**counted),
         soft_wrap=True,
     )
-    faults = len(list((folder.path / "faults").glob("fault-*")))
     expected = [folder.messages, folder.messages - MALFORMED, MALFORMED, 0, 0, 0, 0]
-    return 0 if [*counted.values()] == expected and faults == FAULTS else 1
+    return 0 if [*counted.values()] == expected and kills == FAULTS else 1
