@@ -42,7 +42,13 @@ GUARD: Mapping[str, str] = {
 """Settings of each local Spark that this project starts; they override those of the user."""
 ARGUMENTS_VARIABLE = "PYSPARK_SUBMIT_ARGS"
 JAVA_OPTIONS_VARIABLE = "SPARK_SUBMIT_OPTS"
+DEFAULT_JAVA_OPTIONS = "spark.driver.defaultJavaOptions"
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+"""The setting whose options stand last on the command line of a JVM."""
+EARLIER_VARIABLES = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS")
+OVERRIDING_VARIABLE = "_JAVA_OPTIONS"
+"""The variable whose options override those on the command line, and these those of the earlier variables."""
+TEMPORARY_FOLDER = "-Djava.io.tmpdir="
 # Without these ratios, the heap of a JVM grows towards its largest allowed size, whatever Spark needs.
 HEAP_OPTIONS = "-XX:MinHeapFreeRatio=10 -XX:MaxHeapFreeRatio=30"
 PREFIX = "stream-assets-spark-"
@@ -90,7 +96,7 @@ def _unescaped(text: str) -> str:
 
 
 def launch(settings: Mapping[str, str]) -> JavaGateway:
-    """Start a JVM for Spark, with its settings in a temporary file that only this user can read.
+    """Start a JVM for Spark, with its settings and temporary files in a folder that only this user can enter.
 
     Any user of the machine can read the command line of a JVM. It contains only the arguments of Java itself: the size
     of the heap, and the options and the class path of the driver.
@@ -106,17 +112,23 @@ def launch(settings: Mapping[str, str]) -> JavaGateway:
 
     properties = Path(private_folders(tempfile.gettempdir()), "settings.conf")
     properties.touch(0o600, exist_ok=False)
+    known = {**spark_defaults(), **settings}
+    given, of_driver = os.environ.get(JAVA_OPTIONS_VARIABLE, ""), known.get(JAVA_OPTIONS, "")
+    arguments, overriding = os.environ.get(ARGUMENTS_VARIABLE), os.environ.get(OVERRIDING_VARIABLE)
+    own = temporary_folder_option(known)
+    settings = {**settings, JAVA_OPTIONS: f"{of_driver} {own}"}
     words = shlex.join(["--properties-file", str(properties), "--load-spark-defaults"])
     variables: dict[str, str | None] = {
-        ARGUMENTS_VARIABLE: f"{words} {os.environ.get(ARGUMENTS_VARIABLE) or 'pyspark-shell'}",
-        JAVA_OPTIONS_VARIABLE: java_options(
-            os.environ.get(JAVA_OPTIONS_VARIABLE, ""), {**spark_defaults(), **settings}.get(JAVA_OPTIONS, "")
-        ),
+        ARGUMENTS_VARIABLE: f"{words} {arguments or 'pyspark-shell'}",
+        JAVA_OPTIONS_VARIABLE: java_options(given, of_driver),
         # Spark starts its Python workers with -m.
         **worker_variables(),
     }
-    if given := os.environ.get(LOCAL_DIRS_VARIABLE):
-        variables[LOCAL_DIRS_VARIABLE] = private_folders(given)
+    if arguments or overriding:
+        # The user's arguments may replace the setting.
+        variables[OVERRIDING_VARIABLE] = f"{overriding or ''} {own}"
+    if folders := os.environ.get(LOCAL_DIRS_VARIABLE):
+        variables[LOCAL_DIRS_VARIABLE] = private_folders(folders)
     if settings.get("spark.master", "local").startswith("local"):
         variables |= dict.fromkeys(CLUSTER_VARIABLES)
     try:
@@ -156,6 +168,27 @@ def crash_option() -> str:
         folder = Path(private_folders(tempfile.gettempdir()))
     within = str(folder.absolute()).replace("%", "%%")
     return shlex.quote(f"-XX:ErrorFile={within}/hs_err_pid%p.log")
+
+
+def temporary_folder_option(settings: Mapping[str, str]) -> str:
+    """Return Java's option for a private folder for temporary files.
+
+    Libraries load native code from this folder, and in a shared one, another user could replace it. Spark writes data
+    that clients send to files in it for a moment.
+
+    Args:
+        settings: the settings of Spark. If the user's options in them or in variables name a folder, the private one is
+            within that.
+    """
+    of_variables = [os.environ.get(name, "") for name in (*EARLIER_VARIABLES, JAVA_OPTIONS_VARIABLE)]
+    of_settings = [settings.get(name, "") for name in (DEFAULT_JAVA_OPTIONS, JAVA_OPTIONS)]
+    words: list[str] = []
+    # Spark reports a quotation that is not closed.
+    with suppress(ValueError):
+        words = shlex.split(" ".join([*of_variables, *of_settings, os.environ.get(OVERRIDING_VARIABLE, "")]))
+    named = [word.removeprefix(TEMPORARY_FOLDER) for word in words if word.startswith(TEMPORARY_FOLDER)]
+    root = (named[-1] if named else "") or tempfile.gettempdir()
+    return shlex.quote(f"{TEMPORARY_FOLDER}{_private_folder(Path(root).absolute(), os.getpid())}")
 
 
 @contextmanager

@@ -10,11 +10,9 @@ import json
 import math
 import os
 import secrets
-import shlex
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -28,15 +26,12 @@ from pyspark.sql import SparkSession
 from spark_jobs.spark_server.folder import Address, ServerFolder
 from spark_jobs.spark_server.port import LOOPBACK, allow_listening, offer_port, reserve_port
 from spark_jobs.spark_server.workers import end_workers, write_interpreter
-from spark_jobs.spark_start import JAVA_OPTIONS, launch, private_folders, set_private_folders
+from spark_jobs.spark_start import JAVA_OPTIONS, launch, set_private_folders, spark_defaults
 from stream_consumers.errors import InvalidOptionError
 
 USER = "stream-assets"
 IDLE_SETTING = "spark.stream_assets.server.idleSeconds"
 PLUGINS = "spark.plugins"
-OVERRIDING_VARIABLE = "_JAVA_OPTIONS"
-"""The variable whose options override those on the command line of a JVM."""
-TEMPORARY_FOLDER = "-Djava.io.tmpdir="
 PORT = "spark.connect.grpc.binding.port"
 CONNECT_PLUGIN = "org.apache.spark.sql.connect.SparkConnectPlugin"
 TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105 - the name of a variable
@@ -116,13 +111,9 @@ def _context(settings: Mapping[str, str], folder: ServerFolder) -> Iterator[tupl
     token = os.environ[TOKEN_VARIABLE] = secrets.token_urlsafe(32)
     plugins = [name for name in settings.get(PLUGINS, "").split(",") if name and name != CONNECT_PLUGIN]
     given = {**settings, **SERVER_SETTINGS, PLUGINS: ",".join([*plugins, CONNECT_PLUGIN])}
-    of_user, overriding = settings.get(JAVA_OPTIONS, ""), os.environ.get(OVERRIDING_VARIABLE)
-    # Spark writes data that clients send to files in this folder for a moment.
-    own = shlex.quote(TEMPORARY_FOLDER + private_folders(temporary_folder(f"{of_user} {overriding or ''}")))
+    of_user = {**spark_defaults(), **settings}.get(JAVA_OPTIONS, "")
     # A JVM that is out of memory would neither work nor end.
-    given[JAVA_OPTIONS] = f"{of_user} {own} -XX:+ExitOnOutOfMemoryError"
-    if overriding:
-        os.environ[OVERRIDING_VARIABLE] = f"{overriding} {own}"
+    given[JAVA_OPTIONS] = f"{of_user} -XX:+ExitOnOutOfMemoryError"
     port = reserve_port()
     given[PORT] = str(port.getsockname()[1])
     gateway = launch(given)
@@ -133,21 +124,6 @@ def _context(settings: Mapping[str, str], folder: ServerFolder) -> Iterator[tupl
     offer_port(port, folder)
     yield context, token
     context.stop()
-
-
-def temporary_folder(options: str) -> str:
-    """Return the folder for temporary files that the user's options of Java name, else that of this process.
-
-    Example:
-        >>> temporary_folder("-Djava.io.tmpdir=/scratch -Xss2m '-Djava.io.tmpdir=/large scratch'")
-        '/large scratch'
-    """
-    words: list[str] = []
-    # Spark reports a quotation that is not closed.
-    with suppress(ValueError):
-        words = shlex.split(options)
-    folders = [word.removeprefix(TEMPORARY_FOLDER) for word in words if word.startswith(TEMPORARY_FOLDER)]
-    return (folders[-1] if folders else "") or tempfile.gettempdir()
 
 
 def serve(context: SparkContext, folder: ServerFolder, token: str, *, idle_seconds: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import stat
 import struct
@@ -17,7 +18,14 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-from spark_jobs.spark_start import PREFIX, launch, private_folders, set_private_folders
+from spark_jobs.spark_start import (
+    JAVA_OPTIONS,
+    PREFIX,
+    _properties,
+    launch,
+    private_folders,
+    set_private_folders,
+)
 from stream_consumers.errors import UntrustedFileError
 from tests.support.python_programs import run_python
 from tests.support.settings import ROOT
@@ -95,6 +103,56 @@ def test_the_folders_of_the_variable_are_those_of_the_user_but_private(
     assert {stat.S_IMODE(one.stat().st_mode) for one in made} == {0o700}
     assert os.environ["SPARK_LOCAL_DIRS"] == given
     assert private_folders(given) == ",".join(map(str, made)), "a process has one folder in each of them"
+
+
+NAMED = "-Djava.io.tmpdir=/other '-Djava.io.tmpdir={}/own scratch' -Xss2m"
+
+
+@pytest.mark.parametrize(
+    ("place", "root"),
+    [
+        ("", "TMPDIR"),
+        ("settings", "own scratch"),
+        ("spark-defaults.conf", "own scratch"),
+        ("JAVA_TOOL_OPTIONS", "own scratch"),
+        ("SPARK_SUBMIT_OPTS", "own scratch"),
+        ("_JAVA_OPTIONS", "own scratch"),
+        # These replace the setting, and are not looked at.
+        ("PYSPARK_SUBMIT_ARGS", "TMPDIR"),
+    ],
+)
+def test_the_temporary_files_of_java_are_in_a_private_folder_within_that_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, root: str
+) -> None:
+    given, settings, words = NAMED.format(tmp_path), {"spark.app.name": "it"}, list[str]()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "TMPDIR"))
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS", "_JAVA_OPTIONS", "PYSPARK_SUBMIT_ARGS"):
+        monkeypatch.delenv(name, raising=False)
+    if place == "settings":
+        settings[JAVA_OPTIONS] = given
+    elif place == "spark-defaults.conf":
+        (tmp_path / place).write_text(f"{JAVA_OPTIONS} {given}")
+    elif place == "PYSPARK_SUBMIT_ARGS":
+        monkeypatch.setenv(place, f"--driver-java-options {shlex.quote(given)} pyspark-shell")
+    elif place:
+        monkeypatch.setenv(place, given)
+
+    def launch_gateway() -> SimpleNamespace:
+        arguments = shlex.split(os.environ["PYSPARK_SUBMIT_ARGS"])
+        of_file = _properties(Path(arguments[arguments.index("--properties-file") + 1]).read_text())
+        # In this order, Java obeys the last one.
+        of_driver = given if place == "PYSPARK_SUBMIT_ARGS" else of_file[JAVA_OPTIONS]
+        variables = [os.environ.get(name, "") for name in ("JAVA_TOOL_OPTIONS", "SPARK_SUBMIT_OPTS", "_JAVA_OPTIONS")]
+        words.extend(shlex.split(" ".join([*variables[:2], of_driver, variables[2]])))
+        return SimpleNamespace(_gateway_client=SimpleNamespace(_get_connection=None), proc=None)
+
+    monkeypatch.setattr("pyspark.java_gateway.launch_gateway", launch_gateway)
+    launch(settings)
+    made = Path([word.partition("=")[2] for word in words if word.startswith("-Djava.io.tmpdir=")][-1])
+    assert made.parent == tmp_path / root
+    assert stat.S_IMODE(made.stat().st_mode) == 0o700
+    assert ("-Xss2m" in words) is bool(place), "what else the user sets is kept"
 
 
 @pytest.mark.parametrize("master", ["local[2]", "local-cluster[1,1,1024]", "spark://m:7077", None])
@@ -179,6 +237,22 @@ def test_what_is_cached_and_shuffled_is_in_folders_that_only_this_user_enters(sp
     assert list(folders[0].rglob("shuffle_*.data"))
     for folder in folders:
         assert any(stat.S_IMODE(parent.stat().st_mode) == 0o700 for parent in folder.parents), folder
+
+
+@pytest.mark.spark
+def test_a_jvm_loads_no_code_from_a_folder_that_other_users_can_write(spark: SparkSession) -> None:
+    context = spark.sparkContext
+    # The compression of shuffled rows is native code, which a library unpacks first.
+    assert spark.range(0, 1000, 1, 2).repartition(2, "id").count() == 1000
+    maps = Path(f"/proc/{context._gateway.proc.pid}/maps").read_text().splitlines()  # type: ignore[union-attr]
+    mapped = {Path(words[5]) for line in maps if len(words := line.split(maxsplit=5)) == 6 and words[5][0] == "/"}
+    unpacked = [path for path in mapped if path.name.startswith("liblz4-java-")]
+    assert unpacked, "this is no longer what Spark loads"
+    jvm = context._jvm
+    written = Path(jvm.java.io.File.createTempFile("made", "").getPath())  # type: ignore[union-attr]
+    for path in (written, *mapped):
+        modes = [stat.S_IMODE(one.stat().st_mode) for one in path.parents if one.exists()]
+        assert 0o700 in modes or not modes[0] & stat.S_IWOTH, path
 
 
 @pytest.mark.spark

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -56,33 +53,24 @@ class StoppedError(Exception):
     """Ends the start of a server before its JVM."""
 
 
-@pytest.mark.parametrize("overriding", [None, "-Xss4m", "-Djava.io.tmpdir={}/large"])
-def test_the_folder_for_temporary_files_that_a_user_sets_is_the_root_of_a_private_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overriding: str | None
+def test_a_server_has_the_options_of_java_that_a_user_sets_for_all_of_spark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[str] = []
 
     def launch(settings: dict[str, str]) -> None:
-        # Java reads the variable after its command line.
-        started.extend([settings[JAVA_OPTIONS], os.environ.get(process.OVERRIDING_VARIABLE, "")])
+        started.extend(settings[JAVA_OPTIONS].split())
         raise StoppedError
 
     monkeypatch.setattr(process, "launch", launch)
     monkeypatch.setattr(process, "reserve_port", lambda: SimpleNamespace(getsockname=lambda: ("127.0.0.1", 1)))
-    for name in ("SPARK_LOCAL_IP", "PYSPARK_PYTHON", process.TOKEN_VARIABLE, process.OVERRIDING_VARIABLE):
+    for name in ("SPARK_LOCAL_IP", "PYSPARK_PYTHON", process.TOKEN_VARIABLE):
         monkeypatch.setenv(name, "python3")
-    if overriding is None:
-        monkeypatch.delenv(process.OVERRIDING_VARIABLE)
-    else:
-        monkeypatch.setenv(process.OVERRIDING_VARIABLE, overriding.format(tmp_path))
-    given = f"-Djava.io.tmpdir=/other -Xss2m '-Djava.io.tmpdir={tmp_path}/own scratch'"
-    with pytest.raises(StoppedError), process._context({JAVA_OPTIONS: given}, made(tmp_path, "server")):
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    (tmp_path / "spark-defaults.conf").write_text(f"{JAVA_OPTIONS} -Xss2m")
+    with pytest.raises(StoppedError), process._context({}, made(tmp_path, "server")):
         pass
-    words = shlex.split(" ".join(started))
-    scratch = [Path(word.partition("=")[2]) for word in words if "tmpdir" in word][-1]
-    assert scratch.parent == tmp_path / ("large" if overriding and "tmpdir" in overriding else "own scratch")
-    assert stat.S_IMODE(scratch.stat().st_mode) == 0o700
-    assert "-Xss2m" in words
+    assert started == ["-Xss2m", "-XX:+ExitOnOutOfMemoryError"]
 
 
 def test_who_ends_a_server_right_after_a_run_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
