@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.support.settings import ROOT
@@ -24,10 +25,12 @@ class AirflowHome:
     Args:
         folder: the home; ``dags`` in it has the files of DAGs.
         place: the environment.
+        variables: more environment variables of its programs.
     """
 
     folder: Path
     place: Path
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def make(cls, folder: Path, version: str = NEWEST) -> AirflowHome:
@@ -60,6 +63,7 @@ class AirflowHome:
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.folder}/airflow.db",
             "PATH": f"{self.place / 'bin'}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
+            **self.variables,
             **variables,
         }
 
