@@ -187,10 +187,10 @@ class IngestJob(SourceJob):
         return self._extents
 
     def _is_reached(self, state: LedgerState, extents: Mapping[Shard, Extent]) -> bool:
-        # A new, empty shard has no position to compare with its end.
         return self._is_last_plan_empty or (self.idle_wait.is_due and self._has_read(state, extents))
 
     def _has_read(self, state: LedgerState, extents: Mapping[Shard, Extent]) -> bool:
+        """Return whether the positions are at these ends. It is false if a new shard is empty, and has no position."""
         positions = state.positions
         return all(positions.get(shard, -1) >= extent.end for shard, extent in self._own(extents).items())
 
