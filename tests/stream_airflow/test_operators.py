@@ -13,7 +13,7 @@ import pytest
 from stream_consumers.create import create_producer
 from tests.support.airflow_home import AirflowHome
 from tests.support.settings import ROOT
-from tests.support.streams import assert_each_once
+from tests.support.streams import assert_each_once, sequences_in_table
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("airflow")]
 DAYS = [int(datetime(2026, 11, day, 12, tzinfo=timezone.utc).timestamp() * 1000) for day in (16, 17, 18)]
@@ -27,7 +27,8 @@ from airflow.utils.session import create_session
 from tests.support.airflow_dags.runs import run_dag
 from tests.support.airflow_dags.tables import dag, missing
 
-run = run_dag(dag, logical_date=datetime(2026, 11, 17, tzinfo=timezone.utc))
+# A run by hand is of the last interval that is over.
+run = run_dag(dag, logical_date=datetime(2026, 11, 18, 6, tzinfo=timezone.utc))
 failed = run_dag(missing)
 found = {"state": run.state, "failed": [[one.state, one.try_number] for one in failed.get_task_instances()]}
 found["xcoms"] = {one.task_id: one.xcom_pull(task_ids=one.task_id) for one in run.get_task_instances()}
@@ -69,6 +70,7 @@ def test_each_operator_does_what_its_job_does(tmp_path: Path) -> None:
     assert found["state"] == "success"
     assert found["failed"] == [["failed", 1]], "a retry cannot make the stream"
     xcoms = found["xcoms"]
+    assert xcoms["wait"]["lag"] == 30
     assert (xcoms["ingest"]["rows"], xcoms["ingest"]["dead_letters"]) == (29, 1)
     replayed = xcoms["replay"]
     assert (replayed["rows"], replayed["replaced_rows"], replayed["rows_left_out"]) == (10, 10, 0)
@@ -79,7 +81,45 @@ def test_each_operator_does_what_its_job_does(tmp_path: Path) -> None:
     assert xcoms["rebuild"]["rows"] == 29
     assert xcoms["verify"]["is_right"]
     assert (xcoms["verify"]["messages"], xcoms["verify"]["missing"], xcoms["verify"]["duplicated"]) == (30, 0, 0)
-    assert_each_once(tmp_path / "orders.ss", table)
+    assert set(sequences_in_table(table).values()) == {1}
     retry, same, cleared = found["ids"]
     assert retry == same != cleared
     assert found["empty"] == "InvalidOptionError"
+
+
+MANY_AND_KILLED = """
+import json, os, signal, threading, time
+from pathlib import Path
+from tests.support.airflow_dags.runs import run_dag
+from tests.support.airflow_dags.tables import many, stays
+
+run = run_dag(many)
+found = {"state": run.state, "rows": [one.xcom_pull(task_ids="ingest", map_indexes=one.map_index)["rows"] for one in
+    run.get_task_instances()]}
+
+def end_it():
+    # The task is in the loop of its batches as soon as it has written one.
+    while not list(Path(os.environ["TEST_TABLE"]).glob("_delta_log/*1.json")):
+        time.sleep(0.05)
+    found["asked"] = time.monotonic()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+threading.Thread(target=end_it, daemon=True).start()
+found["killed"] = run_dag(stays).state
+found["seconds"] = time.monotonic() - found["asked"]
+open(os.environ["TEST_RESULT"], "w").write(json.dumps(found, default=str))
+"""
+
+
+def test_streams_are_mapped_and_a_task_that_is_asked_to_end_does(tmp_path: Path) -> None:
+    airflow = AirflowHome.make(tmp_path / "airflow")
+    shutil.copy(ROOT / "tests" / "support" / "airflow_dags" / "tables.py", airflow.dags)
+    source, table, result = write_days(tmp_path / "orders.ss"), tmp_path / "orders", tmp_path / "result.json"
+    variables = {"TEST_STREAM": source, "TEST_TABLE": str(table), "TEST_RESULT": str(result)}
+    airflow.python(MANY_AND_KILLED, **variables)
+    found: dict[str, Any] = json.loads(result.read_text())
+    assert (found["state"], found["rows"]) == ("success", [29, 29])
+    assert found["killed"] == "failed"
+    assert found["seconds"] < 60, "it would have stayed for ten minutes"
+    for written in (f"{table}_one", f"{table}_two", table):
+        assert_each_once(tmp_path / "orders.ss", written)

@@ -12,21 +12,29 @@ except ImportError:
     from airflow.timetables.interval import CronDataIntervalTimetable
 
 from spark_jobs.session import SparkOptions
-from stream_airflow import IngestOperator, Json, RebuildOperator, RedriveOperator, ReplayOperator, VerifyOperator
+from stream_airflow import (
+    IngestOperator,
+    Json,
+    RebuildOperator,
+    RedriveOperator,
+    ReplayOperator,
+    StreamLagSensor,
+    VerifyOperator,
+)
 from tests.support.airflow_dags.runs import DAG
 from tests.support.settings import SMALL
 
+PLACE = {"source": os.environ["TEST_STREAM"], "table": os.environ["TEST_TABLE"], "group": "lakehouse"}
 STREAM = {
-    "source": os.environ["TEST_STREAM"],
-    "table": os.environ["TEST_TABLE"],
-    "group": "lakehouse",
+    **PLACE,
     "decode": Json("id BIGINT, user STRING"),
     "spark": SparkOptions(master="local[2]", config=SMALL),
 }
 
 with DAG("tables", schedule=CronDataIntervalTimetable("@daily", timezone="UTC"), catchup=False) as dag:
     (
-        IngestOperator(task_id="ingest", **STREAM)
+        StreamLagSensor(task_id="wait", **PLACE, interval_seconds=0.5)
+        >> IngestOperator(task_id="ingest", **STREAM)
         >> ReplayOperator(task_id="replay", **STREAM, outlets=[Asset("replayed")])
         >> RedriveOperator(task_id="preview", **STREAM, only_preview=True)
         >> RedriveOperator(task_id="redrive", **STREAM)
@@ -39,4 +47,13 @@ with DAG("missing") as missing:
         task_id="ingest",
         **{**STREAM, "source": "file:///there-is-no-{{ dag.dag_id }}.ss/orders"},
         retries=3,
+    )
+
+with DAG("stays") as stays:
+    IngestOperator(task_id="ingest", **STREAM, linger_seconds=600.0)
+
+with DAG("many") as many:
+    options = {name: value for name, value in STREAM.items() if name not in PLACE}
+    IngestOperator.partial(task_id="ingest", **options).expand_kwargs(
+        [{**PLACE, "table": f"{PLACE['table']}_{name}", "group": name} for name in ("one", "two")]
     )
