@@ -6,12 +6,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from spark_jobs.batches.ingestion import BatchReport
 from spark_jobs.batches.replay import ReplayPlan
 from spark_jobs.ledger.delta_log import MergedRows
 from spark_jobs.ledger.intervals import Intervals
+from spark_jobs.ledger.ledger import Ledger
+from spark_jobs.ledger.table_rows import ROW_TIME, changed_times, names_in_files
 from stream_consumers.batches import Range
-from stream_consumers.messages import Shard
+from stream_consumers.errors import InvalidOptionError
+from stream_consumers.messages import Shard, utc_text
 
 ReportedValue = int | float | list[dict[str, Any]] | Mapping[str, Any]
 """A number, a table of one row per shard, or a value for each shard; all of it can be written as JSON."""
@@ -103,6 +108,38 @@ class BatchTotals:
         if self.lost:
             values["lost"] = {str(shard): parts.to_json() for shard, parts in sorted(self.lost.items())}
         return values
+
+
+INTERVALS = {"hour": 3_600_000, "day": 86_400_000}
+"""The length of each kind of interval, in milliseconds."""
+
+
+def touched_intervals(ledger: Ledger, kind: str, *, since_version: int) -> list[str]:
+    """Return the hours or days, in UTC, of the rows that the group wrote or replaced.
+
+    Rows whose files VACUUM has removed are left out.
+
+    Args:
+        ledger: the ledger of the group.
+        kind: ``hour`` or ``day``.
+        since_version: the version of the table with the first batch to look at.
+
+    Raises:
+        InvalidOptionError: there is no such kind.
+        LedgerUnreadableError, TableUnreadableError: the log or the data cannot be read.
+    """
+    milliseconds = INTERVALS.get(kind)
+    if milliseconds is None:
+        raise InvalidOptionError(f"intervals={kind!r} is neither hour nor day", remedy="Use one of these.")
+    names, found = names_in_files(ledger.log, ROW_TIME), set[int]()
+    for commit in ledger.surviving():
+        if commit.version < since_version:
+            break
+        times = None if commit.entry is None else changed_times(ledger.log, commit, names=names)
+        for part in times or ():
+            found.update(np.unique(part // milliseconds).tolist())
+    characters = len("2026-11-17T05" if kind == "hour" else "2026-11-17")
+    return [utc_text(number * milliseconds)[:characters] for number in sorted(found)]
 
 
 def kept_rows(plan: ReplayPlan) -> Iterator[str]:

@@ -16,7 +16,7 @@ from stream_airflow.connections import connected, connected_spark
 from stream_airflow.declaration import StreamTable
 from stream_consumers.display import counted
 from stream_consumers.errors import StreamAssetsError, Terminal
-from stream_consumers.options import ConsumerMode, ErrorPolicy, Limits
+from stream_consumers.options import ConsumerMode, ErrorPolicy, Limits, choice
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -58,6 +58,8 @@ class StreamOperator(BaseOperator):
             ``source`` may be only the keys of the streams, separated by commas.
         storage_conn_id: a connection of type ``aws`` with the options of the table's storage.
         spark_conn_id: a connection of type ``spark_connect`` or ``spark`` with the address of Spark.
+        intervals: ``hour`` or ``day`` to report ``intervals``, too: the hours or days, in UTC, of the messages whose
+            rows were written or replaced, like ``2026-11-17``; this reads the times of these rows.
         finish_seconds: how long a task that is killed goes on with its batch, in seconds. Airflow sends SIGKILL 5 s
             after SIGTERM, unless the worker itself is stopped. A batch that is given up is written by the next run.
         settings: further settings of :class:`spark_jobs.batches.ingestion.Ingestion`, like ``retry_seconds``.
@@ -91,6 +93,7 @@ class StreamOperator(BaseOperator):
         stream_conn_id: str | None = None,
         storage_conn_id: str | None = None,
         spark_conn_id: str | None = None,
+        intervals: str | None = None,
         finish_seconds: float = FINISH_SECONDS,
         settings: Mapping[str, Any] | None = None,
         **operator: Any,
@@ -101,7 +104,7 @@ class StreamOperator(BaseOperator):
         self.group = group
         self.decode = decode
         self.transform = transform
-        self.mode = mode
+        self.mode = choice(ConsumerMode, mode, option="mode")
         self.errors = errors or ErrorPolicy()
         self.limits = limits or Limits()
         self.layout = layout
@@ -112,6 +115,7 @@ class StreamOperator(BaseOperator):
         self.stream_conn_id = stream_conn_id
         self.storage_conn_id = storage_conn_id
         self.spark_conn_id = spark_conn_id
+        self.intervals = intervals
         self.finish_seconds = finish_seconds
         self.settings = settings or {}
         self._is_executing = False
@@ -122,7 +126,7 @@ class StreamOperator(BaseOperator):
             self.source,
             self.table,
             self.group,
-            mode=ConsumerMode(self.mode),
+            mode=self.mode,
             on_data_loss=self.errors.on_data_loss,  # type: ignore[arg-type]  # it is chosen by __post_init__
             client=self.client,
             storage_options=self.storage_options,
@@ -235,16 +239,19 @@ class StreamOperator(BaseOperator):
 
     def summary(self, totals: BatchTotals | None, ingestion: Ingestion) -> dict[str, Any]:
         """Return what the task reports of its batches, as plain values."""
+        from spark_jobs.run_report import touched_intervals  # noqa: PLC0415 - as in session()
+
+        ledger = ingestion.ledger()
+        found: dict[str, Any] = dict.fromkeys(("batches", "rows", "messages", "dead_letters", "lag"), 0)
         if totals is None:
-            version = ingestion.ledger().read().version
-            return {"batches": 0, "rows": 0, "messages": 0, "dead_letters": 0, "lag": 0, "version": version}
-        return {
-            "batches": totals.batches,
-            **totals.values(),
-            "lag": sum(totals.last.lag.values()),
-            "first_version": totals.first_version,
-            "version": totals.last.version,
-        }
+            touched: list[str] = []
+            found["version"] = ledger.read().version
+        else:
+            first = found["first_version"] = totals.first_version
+            found |= {"batches": totals.batches, **totals.values(), "lag": sum(totals.last.lag.values())}
+            found["version"] = totals.last.version
+            touched = touched_intervals(ledger, self.intervals, since_version=first) if self.intervals else []
+        return {**found, "intervals": touched} if self.intervals else found
 
 
 class IngestOperator(StreamOperator):

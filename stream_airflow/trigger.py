@@ -16,7 +16,7 @@ from stream_airflow.connections import connected
 from stream_airflow.declaration import StreamTable
 from stream_airflow.measuring import LagWatch
 from stream_airflow.requested_runs import RequestedRuns
-from stream_consumers.errors import DataLossError, SourceRecreatedError, Terminal, log_text
+from stream_consumers.errors import DataLossError, InvalidOptionError, SourceRecreatedError, Terminal, log_text
 from stream_consumers.options import check_range, check_switch
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ class StreamLagTrigger(BaseEventTrigger):
     Args:
         source: the stream URL.
         table: the Delta table, a path or URI.
-        policy: when a run is wanted; its ``stale_run_seconds`` is not used.
+        policy: when a run is wanted: ``min_lag``, ``max_wait_seconds``, ``retry_seconds``, ``budget_seconds`` and
+            ``answer_seconds`` of it.
         interval_seconds: the time between two measurements.
         patience_seconds: how long a run may write nothing, from its request, until it counts as failed.
         ends_at_errors: whether an error that a retry cannot fix is an event, and the last one, for a task that waits
@@ -71,6 +72,11 @@ class StreamLagTrigger(BaseEventTrigger):
         check_switch("ends_at_errors", ends_at_errors)
         self.declared = StreamTable(source, table, **declared)
         self.policy = policy if isinstance(policy, RunPolicy) else RunPolicy(**(policy or {}))
+        if self.policy.keeps_alive or self.policy.max_runs > 1:
+            raise InvalidOptionError(
+                "keeps_alive and max_runs of a policy need to know which runs are in flight, and a trigger does not",
+                remedy="Leave them out.",
+            )
         self.interval_seconds = interval_seconds
         self.patience_seconds = patience_seconds
         self.ends_at_errors = ends_at_errors

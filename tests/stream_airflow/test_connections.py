@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.airflow_home import AirflowHome
+from tests.support.airflow_home import LOWEST, NEWEST, AirflowHome
 
 pytestmark = pytest.mark.xdist_group("airflow")
 PASSWORD = "hunter2hunter2"
@@ -69,8 +69,9 @@ print(json.dumps(found))
 """
 
 
-def test_connections_become_urls_and_options(tmp_path: Path) -> None:
-    airflow = AirflowHome.make(tmp_path / "airflow")
+@pytest.mark.parametrize("version", [NEWEST, pytest.param(LOWEST, marks=pytest.mark.slow)])
+def test_connections_become_urls_and_options(tmp_path: Path, version: str) -> None:
+    airflow = AirflowHome.make(tmp_path / "airflow", version)
     variables = {f"AIRFLOW_CONN_{name.upper()}": json.dumps(value) for name, value in CONNECTIONS.items()}
     found = json.loads(airflow.python(RESOLVE, **variables).splitlines()[-1])
     own = {"security.protocol": "SASL_SSL", "sasl.password": PASSWORD}

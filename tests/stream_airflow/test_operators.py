@@ -72,7 +72,9 @@ def test_each_operator_does_what_its_job_does(tmp_path: Path) -> None:
     xcoms = found["xcoms"]
     assert xcoms["wait"]["lag"] == 30
     assert (xcoms["ingest"]["rows"], xcoms["ingest"]["dead_letters"]) == (29, 1)
+    assert xcoms["ingest"]["intervals"] == ["2026-11-16", "2026-11-17", "2026-11-18"]
     replayed = xcoms["replay"]
+    assert replayed["intervals"] == ["2026-11-17T12"]
     assert (replayed["rows"], replayed["replaced_rows"], replayed["rows_left_out"]) == (10, 10, 0)
     assert (replayed["start"], replayed["stop"]) == ("2026-11-17T00:00:00+00:00", "2026-11-18T00:00:00+00:00")
     assert found["events"] == [replayed]

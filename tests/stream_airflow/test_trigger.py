@@ -22,6 +22,7 @@ from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from stream_airflow.trigger import StreamLagTrigger
 from stream_consumers.batches import Range
 from stream_consumers.create import create_producer, open_batch_source
+from stream_consumers.errors import InvalidOptionError
 from stream_consumers.memory import forget_memory_broker
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
@@ -78,6 +79,10 @@ found["waited"] = fired(30.0, most=1, table="few", policy={"min_lag": 1000, "max
 found["silent"] = fired(source=f"redis://127.0.0.1:{os.environ['TEST_CLOSED_PORT']}/orders")
 found["missing"] = fired(source=f"file://{FOLDER}/none.ss/orders")
 found["ended"] = fired(30.0, source=f"file://{FOLDER}/none.ss/orders", ends_at_errors=True)
+try:
+    fired(policy={"keeps_alive": True})
+except InvalidOptionError:
+    found["refused"] = [{}]
 forget_memory_broker(StreamUrl.parse(URL))
 produce(5)
 found["lost"] = fired(table="written")
@@ -106,5 +111,6 @@ def test_the_trigger_fires_when_a_run_is_wanted_and_survives_all_errors(tmp_path
     assert found["missing"] == []
     assert len(found["ended"]) == 1
     assert "error" in found["ended"][0]
+    assert found["refused"], "it cannot know which runs are in flight"
     assert len(found["lost"]) == 1, "each loss starts one run, which reports it"
     assert "error" in found["lost"][0]

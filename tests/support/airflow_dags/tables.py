@@ -34,8 +34,8 @@ STREAM = {
 with DAG("tables", schedule=CronDataIntervalTimetable("@daily", timezone="UTC"), catchup=False) as dag:
     (
         StreamLagSensor(task_id="wait", **PLACE, interval_seconds=0.5)
-        >> IngestOperator(task_id="ingest", **STREAM)
-        >> ReplayOperator(task_id="replay", **STREAM, outlets=[Asset("replayed")])
+        >> IngestOperator(task_id="ingest", **STREAM, intervals="day")
+        >> ReplayOperator(task_id="replay", **STREAM, intervals="hour", outlets=[Asset("replayed")])
         >> RedriveOperator(task_id="preview", **STREAM, only_preview=True)
         >> RedriveOperator(task_id="redrive", **STREAM)
         >> RebuildOperator(task_id="rebuild", **STREAM)
