@@ -91,9 +91,3 @@ def test_a_task_writes_each_message_once_and_reports_it(tmp_path: Path, airflow:
         verdicts = verify(opened, Ingestion("lakehouse", str(table)))
     assert [verdict.missing for verdict in verdicts] == [0, 0]
     assert all(verdict.is_right for verdict in verdicts)
-
-
-def test_airflow_lists_the_package_as_a_provider(airflow: AirflowHome) -> None:
-    # Airflow 3.0 writes its log there, too.
-    printed = airflow.run("airflow", "providers", "list", "--output", "json").splitlines()[-1]
-    assert "stream-assets" in [provider["package_name"] for provider in json.loads(printed)]

@@ -1,4 +1,4 @@
-"""What the connections of Airflow become, in its environment; no server is needed."""
+"""What Airflow knows of this package as a provider, and what its connections become; no server is needed."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ CONNECTIONS = {
 }
 RESOLVE = """
 import json
+from airflow.providers_manager import ProvidersManager
 from spark_jobs.session import SparkOptions
 from stream_airflow.connections import connected, connected_spark
 from stream_airflow.declaration import StreamTable
@@ -58,6 +59,7 @@ found = {
     "connect": connected_spark(SparkOptions(), "spark_connect").remote,
     "master": connected_spark(SparkOptions(), "spark_default").master,
     "none": connected_spark(SparkOptions(), None).master,
+    "is_provider": "stream-assets" in ProvidersManager().providers,
 }
 try:
     resolved(stream_conn_id="aws_default")
@@ -74,6 +76,7 @@ def test_connections_become_urls_and_options(tmp_path: Path, version: str) -> No
     airflow = AirflowHome.make(tmp_path / "airflow", version)
     variables = {f"AIRFLOW_CONN_{name.upper()}": json.dumps(value) for name, value in CONNECTIONS.items()}
     found = json.loads(airflow.python(RESOLVE, **variables).splitlines()[-1])
+    assert found["is_provider"]
     own = {"security.protocol": "SASL_SSL", "sasl.password": PASSWORD}
     assert found["kafka"] == ["kafka://broker:9093/orders,payments", own, {}]
     assert found["url"] == ["kafka://other:9092/orders", {**own, "sasl.password": "x"}, {}]
