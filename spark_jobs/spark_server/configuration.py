@@ -31,7 +31,7 @@ IGNORED_VARIABLES = frozenset({
 })  # fmt: skip
 IGNORED_PREFIXES = (
     "AIRFLOW_CTX_", "ALACRITTY_", "DAGSTER_", "GNOME_TERMINAL_", "ITERM_", "KITTY_", "KONSOLE_", "SUDO_", "TILIX_",
-    "VSCODE_", "WEZTERM_", "XDG_SESSION_", "ZELLIJ",
+    "VSCODE_", "WEZTERM_", "XDG_SESSION_", "ZELLIJ", "_AIRFLOW_",
 )  # fmt: skip
 # The variables that name the folders with settings of Hadoop.
 HADOOP_FOLDERS = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")

@@ -87,7 +87,7 @@ def test_who_makes_files_with_other_rights_has_another_server(monkeypatch: pytes
 
 def test_what_a_terminal_says_of_itself_is_no_other_server() -> None:
     noise = {"TERM": "xterm", "SSH_TTY": "/dev/pts/1", "PWD": "/", "SHLVL": "3", "DAGSTER_HOME": "/home"}
-    noise |= {"AIRFLOW_CTX_DAG_RUN_ID": "scheduled__2026-11-27"}
+    noise |= {"AIRFLOW_CTX_DAG_RUN_ID": "scheduled__2026-11-27", "_AIRFLOW_PARSING_CONTEXT_TASK_ID": "ingest"}
     assert configuration_key(SETTINGS, {**os.environ, **noise}) == configuration_key(SETTINGS, os.environ)
     kept = dict.fromkeys(("TZ", "HISTORY_TABLE", "TERMS_PATH", "SSH_KEY_FILE", "GPG_KEY", "WT_LIMIT", "DBUS_LINE"), "1")
     assert server_environment({**noise, **kept}) == kept
