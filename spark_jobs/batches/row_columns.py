@@ -248,7 +248,7 @@ class RowColumns:
         return self._spark.createDataFrame([], self.source.columns)
 
     def learn_fields(self, frame: DataFrame) -> bool:
-        """Add columns for undeclared fields to the decoder; return whether there were any.
+        """Add columns for undeclared fields to the decoder; return whether the messages have to be read again.
 
         Args:
             frame: what was read with :attr:`source_of_batch`.
@@ -271,7 +271,8 @@ class RowColumns:
             names = [repr(".".join(path)) for path in sorted(refused) if all(map(str.isidentifier, path))]
             names += [f"{odd} with other names"] if (odd := len(refused) - len(names)) else []
             _log.warning("fields of %s cannot become columns, and are left out: %s", self._url, _few(names))
-        return True
+        # With the same decoder, the next read would find the same fields, without end.
+        return self._finder != before
 
     def _with_new_fields(self, before: FieldFinder, seen: FieldStats) -> FieldFinder:
         snapshot = self._ledger.log.snapshot()

@@ -319,7 +319,7 @@ def _left(value: Any, kind: pa.DataType, path: Path, known: Collection[Path] | N
             if name in declared:
                 found[name] = _left(one, declared[name], inner, known)
             elif known is None or (
-                len(name) <= MAX_COLUMN_NAME_LENGTH and has_content(one) and not _is_within(inner, known)
+                len(name) <= MAX_COLUMN_NAME_LENGTH and has_content(one, len(inner)) and not _is_within(inner, known)
             ):
                 if name in repeated:
                     raise _DuplicateFieldError(name)
@@ -336,19 +336,23 @@ def _is_within(path: Path, known: Collection[Path]) -> bool:
     return any(path[:length] in known for length in range(1, len(path) + 1))
 
 
-def has_content(value: Any) -> bool:
-    """Return whether a parsed value has anything but null, empty objects and arrays; levels below 100 are ignored.
+def has_content(value: Any, level: int = 0) -> bool:
+    """Return whether a parsed value has anything but null, empty objects and arrays.
+
+    Args:
+        value: the value.
+        level: its level in the document. Those that the driver does not count are ignored.
 
     Example:
         >>> has_content({"a": [None, {}]}), has_content({"a": [0]})
         (False, True)
     """
-    left = [(value, 0)]
+    left = [(value, level)]
     while left:
-        one, level = left.pop()
+        one, at = left.pop()
         if isinstance(one, (dict, list)):
             parts = one.values() if isinstance(one, dict) else one
-            left.extend((part, level + 1) for part in parts if level < MAX_COUNTED_LEVELS)
+            left.extend((part, at + 1) for part in parts if at < MAX_COUNTED_LEVELS)
         elif one is not None:
             return True
     return False

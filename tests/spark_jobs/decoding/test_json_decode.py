@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_jobs.decoding import json_documents
-from spark_jobs.decoding.json_decoder import Json
+from spark_jobs.decoding.json_decoder import FieldFinder, Json
+from spark_jobs.decoding.json_documents import read_object
 from spark_jobs.decoding.json_inference import MAX_COUNTED_LEVELS, FieldStats, merge
 from stream_consumers.errors import SchemaMismatchError
 from tests.support.profiles import examples
@@ -199,6 +200,18 @@ def test_errors_say_what_is_wrong():
         "it; found a number with a point or an exponent",
     }
     assert decode(list(reasons))[1] == list(reasons.values())
+
+
+@pytest.mark.parametrize("depth", range(MAX_COUNTED_LEVELS - 2, MAX_COUNTED_LEVELS + 2))
+def test_a_field_that_the_decoder_finds_has_a_value_for_the_driver(depth):
+    schema = pa.schema([("id", pa.int64()), ("in", pa.struct([("a", pa.int64())]))])
+    finder, document = FieldFinder(Json("id BIGINT, in STRUCT<a: BIGINT>")), '{"in":{"x":%s1%s}}'
+    for payload in (document, '{"x":%s1%s}'):
+        decoded = finder.decode(pa.array([(payload % ("[" * depth, "]" * depth)).encode()]), schema)
+        seen = FieldStats()
+        for found in decoded.undeclared.to_pylist() if decoded.undeclared is not None else ():
+            seen.add(read_object(found), pa.struct(list(schema)))
+        assert seen.has_content() == (decoded.undeclared is not None)
 
 
 def test_values_on_many_levels_do_not_exceed_the_recursion_limit():

@@ -19,6 +19,7 @@ from spark_jobs.batches.ingestion import BatchReport, Ingestion, Step
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.rebuild import rebuild_events
 from spark_jobs.batches.replay import Replay, ReplayJob
+from spark_jobs.batches.row_columns import RowColumns
 from spark_jobs.decoding.avro import Avro
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.decoding.schema_registry import SchemaRegistry
@@ -279,6 +280,15 @@ def test_a_key_whose_schema_grows_in_a_registry_has_the_new_field(
             run_batch(job, batch)
     assert kinds(spark, what)["key"] == "struct<user:string,region:string>"
     assert rows(spark, what)[1]["key"] == {"user": "bob", "region": "eu"}
+
+
+def test_messages_are_read_again_only_by_another_decoder(spark: SparkSession, url: StreamUrl, what: Ingestion) -> None:
+    ingest(spark, url, what, {"id": 1})
+    ledger = what.ledger()
+    columns = RowColumns(spark, what, ledger, url=url)
+    columns.check(ledger.read())
+    found = [spark.createDataFrame([(document,)], "_undeclared STRING") for document in ('{"x": [[]]}', '{"x": [[1]]}')]
+    assert [columns.learn_fields(frame) for frame in found] == [False, True]
 
 
 def test_odd_names_and_depths_stop_nothing(spark: SparkSession, url: StreamUrl, what: Ingestion) -> None:
