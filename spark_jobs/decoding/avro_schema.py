@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from spark_jobs.decoding.ddl import MAX_COLUMN_NAME_LENGTH, check_distinct, column_ddl, struct_ddl
+from spark_jobs.decoding.ddl import MAX_COLUMN_NAME_LENGTH, check_distinct, column_ddl, first_duplicate, struct_ddl
 from spark_jobs.decoding.decoders import UNNAMED, import_library
 from spark_jobs.decoding.schema_limits import (
     TYPE_WEIGHT,
@@ -291,7 +291,7 @@ def members(schema: AvroType, path: str) -> Sequence[tuple[str, AvroType]]:
     else:
         branches = [branch for branch in schema.branches if branch.has_column]
         names = [branch.short_name for branch in branches]
-        if len({name.lower() for name in names}) < len(names):
+        if first_duplicate(names):
             names = [branch.name.replace(".", "_") or branch.kind for branch in branches]
         found = list(zip(names, branches))
     check_distinct([name for name, _ in found], path or schema.name)

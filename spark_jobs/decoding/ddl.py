@@ -104,7 +104,7 @@ case. Spark does not distinguish them: read with a schema that has one of them.
 
 
 def first_duplicate(names: Iterable[str]) -> str | None:
-    """Return the first repeated name, also in upper or lower case, as Spark and Delta compare; see :func:`folded`.
+    """Return the first repeated name, also in upper or lower case, as Spark and Delta compare; see :func:`name_keys`.
 
     Example:
         >>> first_duplicate(["id", "user", "ID"])
@@ -112,10 +112,22 @@ def first_duplicate(names: Iterable[str]) -> str | None:
     """
     seen: set[str] = set()
     for name in names:
-        if folded(name) in seen:
+        if not seen.isdisjoint(name_keys(name)):
             return name
-        seen.add(folded(name))
+        seen |= name_keys(name)
     return None
+
+
+def name_keys(name: str) -> frozenset[str]:
+    r"""Return the keys of a name. Spark or Delta treats two names as equal if they share a key.
+
+    Spark compares characters, see :func:`folded`, and Delta compares names in lower case.
+
+    Example:
+        >>> name_keys("User") == {"user"}, name_keys("\u0130d") == {"id", "i\u0307d"}
+        (True, True)
+    """
+    return frozenset((folded(name), name.lower()))
 
 
 def folded(name: str) -> str:

@@ -30,7 +30,7 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from spark_jobs.decoding.ddl import MAX_COLUMN_NAME_LENGTH, VARIABLE, folded, is_internal, quoted
+from spark_jobs.decoding.ddl import MAX_COLUMN_NAME_LENGTH, VARIABLE, folded, is_internal, name_keys, quoted
 from spark_jobs.decoding.decoders import RESCUED, Decoder, header_columns, key_columns
 from spark_jobs.decoding.json_decoder import (
     IN_ARRAY,
@@ -209,6 +209,11 @@ def _differences(name: str, rows: DataType, table: DataType) -> Iterator[tuple[s
             path = f"{name}.{field.name}" if name else field.name
             wanted = known.get(folded(field.name))
             if wanted is None:
+                if not _keys(table.names).isdisjoint(name_keys(field.name)):
+                    raise SchemaMismatchError(
+                        f"the rows have the field {path}, and the table has one with the same name in lower case",
+                        remedy="Delta does not distinguish them: rename the field in the transform or in the schema.",
+                    )
                 yield path, field.dataType, None
             else:
                 yield from _differences(path, field.dataType, wanted)
@@ -232,8 +237,9 @@ def with_columns_of(finder: FieldFinder, table: StructType, *, computed: frozens
     declared = _declared(finder.decoder)
     of_table = {folded(field.name): field.dataType for field in table.fields}
     fields = [_with_type(own, _united(own.dataType, of_table.get(folded(own.name)))) for own in declared.fields]
-    taken = {*_taken(finder.decoder), *map(folded, declared.names), *map(folded, computed)}
-    fields += [StructField(c.name, c.dataType) for c in table.fields if folded(c.name) not in taken and _decodes(c)]
+    taken = _taken(finder.decoder) | _keys(declared.names) | _keys(computed)
+    new = (column for column in table.fields if taken.isdisjoint(name_keys(column.name)))
+    fields += [StructField(column.name, column.dataType) for column in new if _decodes(column)]
     return replace(finder, decoder=_with_fields(finder.decoder, fields)) if fields != declared.fields else finder
 
 
@@ -260,7 +266,7 @@ def with_new_fields(
         SchemaMismatchError: there are too many fields, so that their names are probably ids.
     """
     of_table = map(folded, table.names if table is not None else ())
-    taken = _taken(finder.decoder).union(map(folded, computed), _OF_READERS.difference(of_table))
+    taken = _taken(finder.decoder).union(_keys(computed), _OF_READERS.difference(of_table))
     growth = _SchemaGrowth(taken=taken, any_name=any_name, is_strict=finder.decoder.mode is JsonMode.STRICT)
     declared = _declared(finder.decoder)
     grown = growth.struct(declared, seen, table, ())
@@ -333,10 +339,15 @@ def _with_fields(decoder: Json, fields: list[StructField]) -> Json:
 
 
 def _taken(decoder: Json) -> frozenset[str]:
-    """Return the names, in lower case, that columns of messages cannot have."""
+    """Return the keys of names that columns of messages cannot have."""
     own = (*STREAM_COLUMNS, *DEAD_LETTER_COLUMNS, RESCUED)
     names = (*own, *key_columns(decoder), *header_columns(decoder))
-    return frozenset(folded(name) for name in names)
+    return _keys(names)
+
+
+def _keys(names: Iterable[str]) -> frozenset[str]:
+    """Return the keys of all of these names."""
+    return frozenset[str]().union(*map(name_keys, names))
 
 
 def _decodes(column: StructField) -> bool:
@@ -354,7 +365,7 @@ class _SchemaGrowth:
     """Adds fields to types.
 
     Args:
-        taken: names, in lower case, that no column may have.
+        taken: the keys of names that no column may have.
         any_name: whether the table accepts names with spaces and special characters.
         is_strict: whether a STRING accepts text only.
         keeps_times: whether a field that has only times becomes a DATE or TIMESTAMP.
@@ -370,8 +381,9 @@ class _SchemaGrowth:
     def struct(self, own: StructType, seen: FieldStats, table: DataType | None, path: Path) -> StructType:
         """Return ``own`` with the new fields, also within its fields."""
         fields = {field.name: field for field in own.fields}
-        names = {folded(name) for name in fields}
+        names = set(_keys(fields))
         of_table = {folded(field.name): field for field in table.fields} if isinstance(table, StructType) else {}
+        others = _keys(field.name for field in of_table.values())
         for name, inner in seen.fields.items():
             there = of_table.get(folded(name))
             place = (*path, name)
@@ -383,10 +395,11 @@ class _SchemaGrowth:
             if not inner.has_content() or len(name) > MAX_COLUMN_NAME_LENGTH:
                 continue
             found = there.dataType if there is not None else self._type_of(inner, place)
-            if found is None or not self._may_be(name, names, place) or not _decodes(StructField(name, found)):
+            taken = names if there is not None else names | others
+            if found is None or not self._may_be(name, taken, place) or not _decodes(StructField(name, found)):
                 self.refused.add(place)
                 continue
-            names.add(folded(name))
+            names |= name_keys(name)
             fields[name] = StructField(name, found)
         return StructType(list(fields.values()))
 
@@ -403,8 +416,8 @@ class _SchemaGrowth:
         return own
 
     def _may_be(self, name: str, names: set[str], path: Path) -> bool:
-        is_free = len(path) > 1 or not (folded(name) in self.taken or is_internal(name))
-        is_told_apart = folded(name) not in names and is_free
+        is_free = len(path) > 1 or (self.taken.isdisjoint(name_keys(name)) and not is_internal(name))
+        is_told_apart = names.isdisjoint(name_keys(name)) and is_free
         return is_name(name) and is_told_apart and (self.any_name or not NEEDS_MAPPING.search(name))
 
     def _type_of(self, seen: FieldStats, path: Path) -> DataType | None:
@@ -442,13 +455,13 @@ def _united(own: DataType, table: DataType | None) -> DataType:
     """Return the type with the fields of structs that only the table has."""
     if isinstance(own, StructType) and isinstance(table, StructType):
         of_table = {folded(field.name): field for field in table.fields}
-        names = {folded(field.name) for field in own.fields}
+        names = _keys(own.names)
         fields = [
             _with_type(f, _united(f.dataType, of_table[folded(f.name)].dataType)) if folded(f.name) in of_table else f
             for f in own.fields
         ]
-        new = [StructField(f.name, f.dataType) for name, f in of_table.items() if name not in names and _decodes(f)]
-        return StructType([*fields, *new])
+        new = [f for f in of_table.values() if names.isdisjoint(name_keys(f.name)) and _decodes(f)]
+        return StructType([*fields, *(StructField(f.name, f.dataType) for f in new)])
     if isinstance(own, ArrayType) and isinstance(table, ArrayType):
         return ArrayType(_united(own.elementType, table.elementType), own.containsNull)
     if isinstance(own, MapType) and isinstance(table, MapType):

@@ -52,6 +52,9 @@ def test_names_are_compared_as_java_does_and_no_character_becomes_two() -> None:
     assert first_duplicate(["user", "u\u017fer"]) == "u\u017fer"
     assert first_duplicate(["id", "\u0131d"]) == "\u0131d"
     assert first_duplicate(["strasse", "straße", "STRA\u1e9eE"]) == "STRA\u1e9eE"
+    assert first_duplicate(["i", "i\u0307"]) is None
+    # Delta compares names in lower case.
+    assert first_duplicate(["\u0130", "i\u0307"]) == "i\u0307"
 
 
 @pytest.mark.parametrize("ddl", [one for one in TAKEN if "INTERVAL" not in one])

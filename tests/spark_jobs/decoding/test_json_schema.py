@@ -99,6 +99,7 @@ NODE = of({"$ref": "#"})
         (of({"$ref": "#/definitions/Gone"}), "refers to #/definitions/Gone, which does not exist"),
         (of({"$ref": "other.json"}), r"refers to other\.json, which does not exist"),
         ({"type": "object", "properties": {"a": {}, "A": {}}}, "field 'A' twice"),
+        ({"type": "object", "properties": {"\u0130": {}, "i\u0307": {}}}, "twice"),
     ],
 )
 def test_schemas_without_columns_are_refused_at_once(schema, why):

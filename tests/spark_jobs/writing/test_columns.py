@@ -82,6 +82,11 @@ def test_new_columns_and_fields_come_in_only_if_they_may(spark: SparkSession, ro
     assert problem(rows, TABLE, schema_changes=ADD) == ""
 
 
+def test_a_new_field_that_delta_takes_for_another_is_refused(spark: SparkSession) -> None:
+    for table in ("`\u0130` INT", "st STRUCT<`\u0130`: INT>"):
+        assert problem(table.replace("\u0130", "i\u0307"), table, schema_changes=ADD)
+
+
 @pytest.mark.parametrize(
     ("rows", "told"),
     [

@@ -62,6 +62,8 @@ def test_names_that_spark_takes_for_others_or_for_its_own_are_no_columns():
     refused += ('y"', "back\\slash")
     document = dict.fromkeys(("user", *refused, "metadata"), 1) | {"in": {"_metadata": 1}}
     assert infer([json.dumps(document).encode()]).ddl() == "user bigint, metadata bigint, in STRUCT<_metadata: bigint>"
+    document = {"\u0130": 1, "i\u0307": 1, "in": {"\u0130": 1, "i\u0307": 1}}
+    assert infer([json.dumps(document).encode()]).ddl() == "`\u0130` bigint, in STRUCT<`\u0130`: bigint>"
 
 
 def test_a_schema_that_is_pasted_has_nothing_that_a_shell_or_a_template_would_run():
@@ -81,6 +83,10 @@ def test_a_column_that_a_table_has_is_filled_whatever_its_name_means_to_readers(
         FieldFinder(decoder), seen, table=of_table, own=decoder, computed=frozenset(), any_name=False
     )
     assert (grown.decoder.ddl(), grown.known) == ("`id` bigint, `_metadata` string", {("_change_type",)})
+    grown = with_columns_of(
+        FieldFinder(Json("`i\u0307` INT")), struct_type("id INT, `\u0130` INT"), computed=frozenset()
+    )
+    assert grown.decoder.ddl() == "`i\u0307` int, `id` int"
 
 
 def test_many_names_are_the_keys_of_a_map():

@@ -287,8 +287,20 @@ def test_messages_are_read_again_only_by_another_decoder(spark: SparkSession, ur
     ledger = what.ledger()
     columns = RowColumns(spark, what, ledger, url=url)
     columns.check(ledger.read())
-    found = [spark.createDataFrame([(document,)], "_undeclared STRING") for document in ('{"x": [[]]}', '{"x": [[1]]}')]
-    assert [columns.learn_fields(frame) for frame in found] == [False, True]
+    empty, full = (spark.createDataFrame([(found,)], "_undeclared STRING") for found in ('{"x": [[]]}', '{"x": [[1]]}'))
+    columns.learn_fields(empty)
+    assert [columns.learn_fields(frame) for frame in (empty, full, full)] == [False, True, False]
+
+
+@pytest.mark.slow
+def test_a_name_that_delta_does_not_distinguish_is_left_out(
+    spark: SparkSession, url: StreamUrl, what: Ingestion
+) -> None:
+    (dotted, two), kept = ("\u0130", "i\u0307"), {"id": 1, "\u0130": 1, "in": {"a": 1, "\u0130": 1}}
+    ingest(spark, url, what, {**kept, two: 2, "in": {"a": 1, dotted: 1, two: 2}})
+    reports = ingest(spark, url, replace(what, transform=lambda batch: batch), {"id": 2, two: 2, "in": {two: 2}})
+    assert [(report.rows, report.dead) for report in reports] == [(1, 0)]
+    assert rows(spark, what) == [kept, {"id": 2, dotted: None, "in": {"a": None, dotted: None}}]
 
 
 def test_odd_names_and_depths_stop_nothing(spark: SparkSession, url: StreamUrl, what: Ingestion) -> None:
