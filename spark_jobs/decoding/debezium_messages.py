@@ -19,6 +19,7 @@ from spark_jobs.decoding.debezium_types import Convert, HandlingModes, Placehold
 from spark_jobs.decoding.decoders import RESCUED, Column
 from spark_jobs.decoding.json_documents import object_text, read_object, why
 from spark_jobs.decoding.json_values import (
+    MAX_JSON_LEVELS,
     Constant,
     RepeatingObject,
     is_encodable,
@@ -270,7 +271,8 @@ class ChangeReader:
             for name in self._required:
                 if found.get(name) is None and name not in without:
                     raise ValueError(f"field {name!r} is missing, but it is NOT NULL")
-        document = json_text(found)
+        # The row is one level around its values.
+        document = json_text(found, MAX_JSON_LEVELS + 1)
         if not is_encodable(document):
             raise ValueError("the row has text with half of a surrogate pair")
         return _Change(document.encode(), operation, order, without)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -16,6 +16,8 @@ from spark_jobs.decoding.decoders import RESCUED, UNNAMED, Column, DecodedColumn
 from spark_jobs.decoding.json_documents import blocks_of, decode_json, decode_values, has_only
 from spark_jobs.decoding.json_inference import MAX_COUNTED_LEVELS
 from spark_jobs.decoding.json_values import (
+    MAX_JSON_LEVELS,
+    TOO_DEEP,
     Constant,
     Number,
     RepeatingObject,
@@ -213,11 +215,8 @@ class RescuedFields(NamedTuple):
     errors: Column
 
 
-class _DuplicateFieldError(Exception):
-    """A field without a column occurs more than once, and a JSON object would keep only one of them."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(f"the field {name!r:.200}, for which there is no column, occurs twice")
+class _LossyFieldError(Exception):
+    """A field without a column would not be kept as it is."""
 
 
 def rescued(payloads: Column, schema: pa.Schema, known: Collection[Path] | None = None) -> RescuedFields:
@@ -251,8 +250,8 @@ def rescued(payloads: Column, schema: pa.Schema, known: Collection[Path] | None 
             error = fields = None
             try:
                 fields = _rescued(document, kind, known)
-            except _DuplicateFieldError as twice:
-                error = str(twice)
+            except _LossyFieldError as lossy:
+                error = str(lossy)
             except (ValueError, StopIteration):
                 # If the decoder cannot read the document either, it returns the reason.
                 error = "its fields without a column cannot be read"
@@ -272,8 +271,16 @@ def merge_objects(first: str | None, second: str | None) -> str | None:
     """
     if first is None or second is None:
         return first or second
-    (one, _), (other, _) = _scan(first, 0), _scan(second, 0)
-    return _written(_merge(one, other))
+    (merged, _), (other, _) = _scan(first, 0), _scan(second, 0)
+    # A VARIANT may have as many levels as what is merged.
+    left = [(merged, other)]
+    for one, more in left:
+        for name, value in more.items():
+            if isinstance(value, dict) and isinstance(one.get(name), dict):
+                left.append((one[name], value))
+            else:
+                one[name] = value
+    return _written(merged, 2 * MAX_JSON_LEVELS)
 
 
 def share_values(first: str | None, second: str | None) -> bool:
@@ -283,19 +290,14 @@ def share_values(first: str | None, second: str | None) -> bool:
         >>> share_values('{"shop": {"zip": 1}}', '{"shop":{"city":"b"}}'), share_values('{"a": 1}', '{"a": {}}')
         (False, True)
     """
-    return first is not None and second is not None and _share_values(_scan(first, 0)[0], _scan(second, 0)[0])
-
-
-def _share_values(one: Any, other: Any) -> bool:
-    if not (isinstance(one, dict) and isinstance(other, dict)):
-        return True
-    return any(_share_values(one[name], value) for name, value in other.items() if name in one)
-
-
-def _merge(one: Any, other: Any) -> Any:
-    if not (isinstance(one, dict) and isinstance(other, dict)):
-        return other
-    return {**one, **{name: _merge(one[name], value) if name in one else value for name, value in other.items()}}
+    if first is None or second is None:
+        return False
+    left = [(_scan(first, 0)[0], _scan(second, 0)[0])]
+    for one, other in left:
+        if not (isinstance(one, dict) and isinstance(other, dict)):
+            return True
+        left += ((one[name], value) for name, value in other.items() if name in one)
+    return False
 
 
 def _rescued(document: bytes | None, kind: pa.DataType, known: Collection[Path] | None) -> str | None:
@@ -303,7 +305,7 @@ def _rescued(document: bytes | None, kind: pa.DataType, known: Collection[Path] 
         return None
     value, _ = _scan(document.decode().strip(), 0)
     left = _left(value, kind, (), known) if isinstance(value, dict) else None
-    return None if left is None else _written(left, known is not None)
+    return None if left is None else _written(left, constants=known is not None)
 
 
 def _left(value: Any, kind: pa.DataType, path: Path, known: Collection[Path] | None) -> Any:
@@ -322,7 +324,7 @@ def _left(value: Any, kind: pa.DataType, path: Path, known: Collection[Path] | N
                 len(name) <= MAX_COLUMN_NAME_LENGTH and has_content(one, len(inner)) and not _is_within(inner, known)
             ):
                 if name in repeated:
-                    raise _DuplicateFieldError(name)
+                    raise _twice(name)
                 found[name] = one
     elif isinstance(value, dict) and isinstance(kind, pa.MapType):
         found = {name: _left(one, kind.item_type, (*path, IN_MAP), known) for name, one in value.items()}
@@ -330,6 +332,10 @@ def _left(value: Any, kind: pa.DataType, path: Path, known: Collection[Path] | N
         parts = [_left(one, kind.value_type, (*path, IN_ARRAY), known) for one in value]
         return parts if any(part is not None for part in parts) else None
     return {name: one for name, one in found.items() if one is not None} or None
+
+
+def _twice(name: str) -> _LossyFieldError:
+    return _LossyFieldError(f"the field {name!r:.200}, for which there is no column, occurs twice")
 
 
 def _is_within(path: Path, known: Collection[Path]) -> bool:
@@ -358,13 +364,21 @@ def has_content(value: Any, level: int = 0) -> bool:
     return False
 
 
-def _written(value: Any, constants: bool = False) -> str:
-    if isinstance(value, RepeatingObject):
-        raise _DuplicateFieldError(min(value.repeated))
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{json.dumps(name)}: {_written(one, constants)}' for name, one in value.items())}}}"
-    if isinstance(value, list):
-        return f"[{', '.join(_written(one, constants) for one in value)}]"
+def _written(value: Any, levels: int = MAX_JSON_LEVELS, *, constants: bool = False) -> str:
     if isinstance(value, Number) and (constants or not isinstance(value, Constant)):
         return str(value)
-    return json.dumps(str(value) if isinstance(value, Constant) else value)
+    if not isinstance(value, (dict, list)):
+        return json.dumps(str(value) if isinstance(value, Constant) else value)
+    if isinstance(value, RepeatingObject):
+        raise _twice(min(value.repeated))
+    if not levels:
+        raise _LossyFieldError(f"its fields without a column are {TOO_DEEP}")
+    # A comprehension would use twice as many of the stack levels that Python allows.
+    parts: list[str] = []
+    if isinstance(value, list):
+        for item in value:
+            parts.append(_written(item, levels - 1, constants=constants))
+        return f"[{', '.join(parts)}]"
+    for name, one in value.items():
+        parts.append(f"{json.dumps(name)}: {_written(one, levels - 1, constants=constants)}")
+    return f"{{{', '.join(parts)}}}"

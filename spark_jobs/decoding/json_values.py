@@ -47,13 +47,14 @@ Scan: TypeAlias = Callable[[str, int], tuple[Any, int]]
 FLOATS = {32: "FLOAT", 64: "DOUBLE"}
 WIDE_DECIMAL = pa.decimal256(76, 38)
 """A type for any number of 38 digits with any scale. Arrow does not check for overflow when it scales."""
-MAX_VARIANT_LEVELS = 500
-"""The most levels of a VARIANT. Python parses at most a thousand, including those of its callers."""
+MAX_JSON_LEVELS = 500
+"""The most levels of JSON that is kept, whichever process decodes. Python parses at most a thousand, including those
+of its callers."""
 MAX_VARIANT_BYTES = 4 << 20
 """The longest JSON text of a VARIANT. Spark 4.0 has room for 16 MiB, and some values take three times their text."""
 _YEARS = "in the years 1 to 9999; a whole number is one of seconds since 1970, so read milliseconds as BIGINT"
 _TO_MICROSECONDS = "with at most 6 decimal places of a second"
-_TOO_DEEP = f"nested deeper than the {MAX_VARIANT_LEVELS} levels of a VARIANT"
+TOO_DEEP = f"nested deeper than {MAX_JSON_LEVELS} levels"
 # The limits of Jackson, with which Spark parses JSON.
 _MAX_NUMBER_LENGTH = 1000
 _MAX_NAME_LENGTH = 50_000
@@ -335,8 +336,8 @@ def _boolean(value: Any) -> bool:
 def _text(value: Any) -> str:
     try:
         text = value if isinstance(value, str) else json_text(value)
-    except ValueError:
-        raise UnfitError("text: a key occurs twice") from None
+    except ValueError as error:
+        raise UnfitError(f"text: {error}") from None
     if not is_encodable(text):
         raise UnfitError("text without half of a surrogate pair")
     return text
@@ -508,12 +509,12 @@ def variant_problem(text: str) -> str | None:
             raise ValueError("more than one JSON value")
         # Checking each part of the value takes longer than parsing it, so only suspicious text is checked.
         is_long = len(text) > _MAX_NAME_LENGTH
-        if is_long or "\\u" in text or text.count("[") + text.count("{") > MAX_VARIANT_LEVELS:
+        if is_long or "\\u" in text or text.count("[") + text.count("{") > MAX_JSON_LEVELS:
             variant_text(value)
     except StopIteration:
         return "not JSON"
     except RecursionError:
-        return _TOO_DEEP
+        return TOO_DEEP
     except ValueError as error:
         return str(error)
     return None
@@ -525,7 +526,7 @@ def variant_text(value: Any) -> str:
     Raises:
         ValueError: a VARIANT cannot hold this value.
     """
-    text = json_text(value, MAX_VARIANT_LEVELS)
+    text = json_text(value, of_variant=True)
     if len(text) > MAX_VARIANT_BYTES:
         raise ValueError(_TOO_LONG)
     if not is_encodable(text):
@@ -533,24 +534,25 @@ def variant_text(value: Any) -> str:
     return text
 
 
-def json_text(value: Any, levels: int | None = None) -> str:
+def json_text(value: Any, levels: int = MAX_JSON_LEVELS, *, of_variant: bool = False) -> str:
     """Return the JSON text of a parsed value, with the text of numbers unchanged.
 
     Args:
         value: the value from a :func:`scanner`.
-        levels: how many levels of a VARIANT are left; names and numbers that it cannot hold are then rejected.
+        levels: how many levels it may have.
+        of_variant: whether to reject names and numbers that a VARIANT cannot hold.
 
     Raises:
-        ValueError: an object has a key twice, or a VARIANT cannot hold the value.
+        ValueError: an object has a key twice, it has too many levels, or a VARIANT cannot hold the value.
 
     Example:
         >>> json_text(scanner()('[1.10,{"a":null}]', 0)[0])
         '[1.10, {"a": null}]'
     """
     if isinstance(value, Number):
-        if levels is not None and isinstance(value, Constant):
+        if of_variant and isinstance(value, Constant):
             raise ValueError(f"{value} is not JSON")
-        return str(value) if levels is None else _number_of_variant(str(value))
+        return _number_of_variant(str(value)) if of_variant else str(value)
     if isinstance(value, str):
         return encode_basestring(value)
     if not isinstance(value, (dict, list)):
@@ -558,18 +560,17 @@ def json_text(value: Any, levels: int | None = None) -> str:
     if isinstance(value, RepeatingObject):
         raise ValueError(f"the key {min(value.repeated)!r} occurs twice")
     if levels == 0:
-        raise ValueError(_TOO_DEEP)
-    within = None if levels is None else levels - 1
+        raise ValueError(TOO_DEEP)
     # A comprehension would use twice as many of the stack levels that Python allows.
     parts: list[str] = []
     if isinstance(value, list):
         for item in value:
-            parts.append(json_text(item, within))
+            parts.append(json_text(item, levels - 1, of_variant=of_variant))
         return f"[{', '.join(parts)}]"
     for name, one in value.items():
-        if levels is not None and len(name) > _MAX_NAME_LENGTH:
+        if of_variant and len(name) > _MAX_NAME_LENGTH:
             raise ValueError(f"a name with more than the {_MAX_NAME_LENGTH} characters of a VARIANT")
-        parts.append(f"{encode_basestring(name)}: {json_text(one, within)}")
+        parts.append(f"{encode_basestring(name)}: {json_text(one, levels - 1, of_variant=of_variant)}")
     return f"{{{', '.join(parts)}}}"
 
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_jobs.decoding.json_decoder import FieldFinder, Json, Path, rescued
+from spark_jobs.decoding.json_decoder import FieldFinder, Json, Path, merge_objects, rescued, share_values
+from spark_jobs.decoding.json_values import MAX_JSON_LEVELS
 from tests.support.profiles import examples
 
 SCHEMA = pa.schema(
@@ -118,3 +119,34 @@ def test_a_name_that_is_too_long_for_a_column_is_found_by_none() -> None:
     assert found.errors.is_null().to_pylist() == [False, True, True]
     kept = Json("id BIGINT", rescue=True).decode(documents, schema.append(pa.field("_rescued", pa.string())))
     assert kept.columns[1].null_count == 0
+
+
+def nested(levels: int) -> bytes:
+    return b"[" * levels + b"1" + b"]" * levels
+
+
+@pytest.mark.parametrize(("levels", "is_kept"), [(MAX_JSON_LEVELS, True), (MAX_JSON_LEVELS + 1, False)])
+def test_what_is_kept_of_a_document_has_a_limit_of_levels(levels: int, is_kept: bool) -> None:
+    """Python's own limit counts the callers too, so that a worker of Spark would have another one."""
+    schema = pa.schema([("id", pa.int64()), ("text", pa.string()), ("_rescued", pa.string())])
+    payloads = pa.array([b'{"id":1,"x":%s}' % nested(levels - 1), b'{"id":1,"text":%s}' % nested(levels)])
+    decoder = Json("id BIGINT, text STRING", rescue=True)
+    for calls in (0, 300):
+        decoded = below(calls, lambda: decoder.decode(payloads, schema))
+        assert decoded.errors.is_null().to_pylist() == [is_kept, is_kept]
+
+
+def below(calls: int, function: Any) -> Any:
+    """Call a function from within so many calls."""
+    return below(calls - 1, function) if calls else function()
+
+
+def test_all_that_is_kept_can_be_merged() -> None:
+    deepest = f'{{"x": {nested(MAX_JSON_LEVELS - 1).decode()}}}'
+    chain = '{"x": ' * (MAX_JSON_LEVELS - 1) + '{"%s": 1}' + "}" * (MAX_JSON_LEVELS - 1)
+    # A column may be a VARIANT within a STRUCT.
+    for one, other in ((deepest, '{"y": 1}'), (deepest, f'{{"y": {deepest}}}'), (chain % "a", chain % "b")):
+        assert not below(200, lambda one=one, other=other: share_values(one, other))
+        merged = below(200, lambda one=one, other=other: merge_objects(one, other))
+        assert json.loads(merged).keys() == json.loads(one).keys() | json.loads(other).keys()
+    assert share_values(chain % "a", chain % "a")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from spark_jobs.decoding.json_decoder import Json, JsonMode
 from spark_jobs.decoding.json_documents import FAILURES, decode_documents, parse_block
 from spark_jobs.decoding.json_schema import cpu_limit
-from spark_jobs.decoding.json_values import MAX_VARIANT_BYTES, MAX_VARIANT_LEVELS, VARIANT, variant_problem
+from spark_jobs.decoding.json_values import MAX_JSON_LEVELS, MAX_VARIANT_BYTES, VARIANT, variant_problem
 from stream_consumers.errors import InvalidOptionError, SchemaMismatchError
 from tests.support.payloads import NUMBERS, STRINGS
 from tests.support.profiles import examples
@@ -217,8 +217,8 @@ NAME = "n" * 50_000
         (f'"{LONG}1"', None),
         (f'{{"{NAME}":1}}', None),
         (f'{{"{NAME}n":1}}', "more than the 50000 characters"),
-        ("[" * MAX_VARIANT_LEVELS + "]" * MAX_VARIANT_LEVELS, None),
-        ("[" * (MAX_VARIANT_LEVELS + 1) + "]" * (MAX_VARIANT_LEVELS + 1), "nested deeper"),
+        ("[" * MAX_JSON_LEVELS + "]" * MAX_JSON_LEVELS, None),
+        ("[" * (MAX_JSON_LEVELS + 1) + "]" * (MAX_JSON_LEVELS + 1), "nested deeper"),
         ("[" * 3000 + "]" * 3000, "nested"),
         ("[" + "[]," * 2000 + "[]]", None),
         ('"' + "x" * (MAX_VARIANT_BYTES - 2) + '"', None),
