@@ -59,7 +59,7 @@ def airflow(
         else:
             server = stack.enter_context(postgres_server())
             # The workers of a scheduler that was killed keep its connections open, with the locks of its transaction.
-            server.run(f"ALTER DATABASE {server.database} SET idle_in_transaction_session_timeout = '15s'")
+            server.run(f"ALTER DATABASE {server.database} SET idle_in_transaction_session_timeout = '10s'")
             database = server.url.replace(":", "+psycopg2:", 1)
             services = airflow_services(home, database=database, **variables)
         yield stack.enter_context(services)
@@ -130,20 +130,20 @@ def commits(table: Path) -> int:
     ids=["newest", "standalone", "lowest"],
 )
 def test_messages_of_each_kind_of_stream_start_runs(
-    tmp_path: Path, version: str, standalone: bool, own_kafka: str, redis_address: str
+    tmp_path: Path, version: str, standalone: bool, kafka: str, redis_address: str
 ) -> None:
-    topic, place = create_topic(own_kafka, 2), Place(redis_address)
+    topic, place = create_topic(kafka, 2), Place(redis_address)
     file = write_stream(tmp_path / "orders.ss", 0)
-    streams = {"kafka": f"kafka://{own_kafka}/{topic}", "redis": place.url, "file": file}
+    streams = {"kafka": f"kafka://{kafka}/{topic}", "redis": place.url, "file": file}
     variables = {"TEST_STREAMS": declared(tmp_path, streams)}
     with airflow(tmp_path, "watched.py", version=version, standalone=standalone, **variables) as services:
         for round in range(2):
-            fill(own_kafka, topic, 100, partitions=2)
+            fill(kafka, topic, 100, partitions=2)
             for index in range(100):
                 place.add(f"{1_700_000_000_000 + 1000 * round + index}-0", "msg", json.dumps({"id": index}))
             write_stream(tmp_path / "orders.ss", 100)
             expected = {
-                "kafka": sequences_in_topic(own_kafka, topic),
+                "kafka": sequences_in_topic(kafka, topic),
                 "redis": {
                     (place.stream, 0, 1_700_000_000_000 + 1000 * n + i << 16)
                     for n in range(round + 1)
@@ -158,11 +158,11 @@ def test_messages_of_each_kind_of_stream_start_runs(
 
 
 @pytest.mark.kill
-def test_kills_of_any_process_lose_and_double_nothing(tmp_path: Path, own_kafka: str) -> None:
-    topic, table, moments = create_topic(own_kafka, 2), tmp_path / "kafka", random.Random(40)
-    url = f"kafka://{own_kafka}/{topic}"
+def test_kills_of_any_process_lose_and_double_nothing(tmp_path: Path, kafka: str) -> None:
+    topic, table, moments = create_topic(kafka, 2), tmp_path / "kafka", random.Random(40)
+    url = f"kafka://{kafka}/{topic}"
     with airflow(tmp_path, "watched.py", TEST_STREAMS=declared(tmp_path, {"kafka": url})) as services:
-        with sending(own_kafka, topic, partitions=2):
+        with sending(kafka, topic, partitions=2):
             for number in range(KILLS):
                 victim = VICTIMS[number % len(VICTIMS)]
                 if victim == VICTIMS[0]:
@@ -175,7 +175,7 @@ def test_kills_of_any_process_lose_and_double_nothing(tmp_path: Path, own_kafka:
                     time.sleep(moments.uniform(0, MOST_SECONDS_BEFORE_A_KILL))
                     services.kill(victim)
                     services.start(victim)
-        expected = sequences_in_topic(own_kafka, topic)
+        expected = sequences_in_topic(kafka, topic)
         until_written(services, table, expected)
     assert_exactly_once(url, table, expected)
 
