@@ -36,6 +36,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("airflow")]
 GROUP = "lakehouse"
 VICTIMS = ("triggerer", "task", "scheduler")
 KILLS = int(os.environ.get("TEST_AIRFLOW_KILLS", "6"))
+"""How many processes are killed, in turn; 30 take a quarter of an hour."""
 PAUSE_SECONDS = 0.05
 MOST_SECONDS_BEFORE_A_KILL = 3.0
 DAY_MS = 86_400_000
