@@ -15,8 +15,7 @@ from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.ledger.table_rows import ROW_TIME, changed_times, names_in_files
 from stream_consumers.batches import Range
-from stream_consumers.errors import InvalidOptionError
-from stream_consumers.messages import Shard, utc_text
+from stream_consumers.messages import Shard
 
 ReportedValue = int | float | list[dict[str, Any]] | Mapping[str, Any]
 """A number, a table of one row per shard, or a value for each shard; all of it can be written as JSON."""
@@ -110,27 +109,22 @@ class BatchTotals:
         return values
 
 
-INTERVALS = {"hour": 3_600_000, "day": 86_400_000}
-"""The length of each kind of interval, in milliseconds."""
-
-
-def touched_intervals(ledger: Ledger, kind: str, *, since_version: int) -> list[str]:
-    """Return the hours or days, in UTC, of the rows that the group wrote or replaced.
+def touched_intervals(ledger: Ledger, milliseconds: int, *, since_version: int) -> list[int]:
+    """Return the starts of the hours, days or the like, of the rows that the group wrote or replaced.
 
     Rows whose files VACUUM has removed are left out.
 
     Args:
         ledger: the ledger of the group.
-        kind: ``hour`` or ``day``.
+        milliseconds: the length of an interval; they begin in 1970.
         since_version: the version of the table with the first batch to look at.
 
+    Returns:
+        The starts in milliseconds since 1970.
+
     Raises:
-        InvalidOptionError: there is no such kind.
         LedgerUnreadableError, TableUnreadableError: the log or the data cannot be read.
     """
-    milliseconds = INTERVALS.get(kind)
-    if milliseconds is None:
-        raise InvalidOptionError(f"intervals={kind!r} is neither hour nor day", remedy="Use one of these.")
     names, found = names_in_files(ledger.log, ROW_TIME), set[int]()
     for commit in ledger.surviving():
         if commit.version < since_version:
@@ -138,8 +132,7 @@ def touched_intervals(ledger: Ledger, kind: str, *, since_version: int) -> list[
         times = None if commit.entry is None else changed_times(ledger.log, commit, names=names)
         for part in times or ():
             found.update(np.unique(part // milliseconds).tolist())
-    characters = len("2026-11-17T05" if kind == "hour" else "2026-11-17")
-    return [utc_text(number * milliseconds)[:characters] for number in sorted(found)]
+    return [number * milliseconds for number in sorted(found)]
 
 
 def kept_rows(plan: ReplayPlan) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,9 +15,11 @@ from airflow.sdk import Asset, BaseOperator
 from stream_airflow.airflow_names import AirflowException, AirflowFailException, mask_secret
 from stream_airflow.connections import connected, connected_spark
 from stream_airflow.declaration import StreamTable
+from stream_consumers.client_config import resolve
 from stream_consumers.display import counted
 from stream_consumers.errors import StreamAssetsError, Terminal
-from stream_consumers.options import ConsumerMode, ErrorPolicy, Limits, choice
+from stream_consumers.messages import utc_text
+from stream_consumers.options import ConsumerMode, ErrorPolicy, Limits, check_range, choice
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -31,6 +34,26 @@ if TYPE_CHECKING:
 
 FINISH_SECONDS = 4.0
 """How long a task that is killed goes on with its batch, in seconds: Airflow sends SIGKILL 5 s after SIGTERM."""
+
+
+class Intervals(enum.Enum):
+    """The intervals of time in which a task reports that it changed rows."""
+
+    HOUR = "hour"
+    DAY = "day"
+
+    @property
+    def milliseconds(self) -> int:
+        """The length of an interval."""
+        return 3_600_000 if self is Intervals.HOUR else 86_400_000
+
+    def name_of(self, start_ms: int) -> str:
+        """Return the name of an interval in UTC, like ``2026-11-17T05`` or ``2026-11-17``.
+
+        Args:
+            start_ms: its start, in milliseconds since 1970.
+        """
+        return utc_text(start_ms)[: len("2026-11-17T05" if self is Intervals.HOUR else "2026-11-17")]
 
 
 class _Killed(BaseException):
@@ -93,7 +116,7 @@ class StreamOperator(BaseOperator):
         stream_conn_id: str | None = None,
         storage_conn_id: str | None = None,
         spark_conn_id: str | None = None,
-        intervals: str | None = None,
+        intervals: Intervals | str | None = None,
         finish_seconds: float = FINISH_SECONDS,
         settings: Mapping[str, Any] | None = None,
         **operator: Any,
@@ -115,7 +138,8 @@ class StreamOperator(BaseOperator):
         self.stream_conn_id = stream_conn_id
         self.storage_conn_id = storage_conn_id
         self.spark_conn_id = spark_conn_id
-        self.intervals = intervals
+        self.intervals = None if intervals is None else choice(Intervals, intervals, option="intervals")
+        check_range("finish_seconds", finish_seconds)
         self.finish_seconds = finish_seconds
         self.settings = settings or {}
         self._is_executing = False
@@ -135,10 +159,9 @@ class StreamOperator(BaseOperator):
             **more,
         )
         declared = connected(declared)
-        for options in (declared.client, declared.storage_options):
-            for name, value in options.items():
-                # Only values are hidden whose names look like those of secrets.
-                mask_secret(value, name)
+        for name, value in {**resolve(declared.stream.client), **declared.resolved_storage_options()}.items():
+            # Only values are hidden whose names look like those of secrets.
+            mask_secret(str(value), name)
         return declared
 
     def ingestion(self, declared: StreamTable) -> Ingestion:
@@ -243,15 +266,18 @@ class StreamOperator(BaseOperator):
 
         ledger = ingestion.ledger()
         found: dict[str, Any] = dict.fromkeys(("batches", "rows", "messages", "dead_letters", "lag"), 0)
+        starts: list[int] = []
         if totals is None:
-            touched: list[str] = []
             found["version"] = ledger.read().version
         else:
-            first = found["first_version"] = totals.first_version
             found |= {"batches": totals.batches, **totals.values(), "lag": sum(totals.last.lag.values())}
-            found["version"] = totals.last.version
-            touched = touched_intervals(ledger, self.intervals, since_version=first) if self.intervals else []
-        return {**found, "intervals": touched} if self.intervals else found
+            found |= {"first_version": totals.first_version, "version": totals.last.version}
+            if self.intervals is not None:
+                length = self.intervals.milliseconds
+                starts = touched_intervals(ledger, length, since_version=totals.first_version)
+        if self.intervals is not None:
+            found["intervals"] = [self.intervals.name_of(start) for start in starts]
+        return found
 
 
 class IngestOperator(StreamOperator):

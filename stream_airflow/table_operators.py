@@ -10,6 +10,7 @@ from stream_airflow.airflow_names import AirflowFailException
 from stream_airflow.operators import StreamOperator
 from stream_consumers.display import counted
 from stream_consumers.errors import InvalidOptionError
+from stream_consumers.options import choice
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -92,7 +93,7 @@ class ReplayOperator(StreamOperator):
         # The retries of a task have one number, and each time that it is cleared it gets another one.
         times_cleared = task.max_tries - (self.retries or 0)
         own = f"{task.dag_id}/{task.task_id}/{task.map_index}/{task.run_id}/{times_cleared}/{digest[:16]}"
-        return Replay(start, stop, OnReplay(self.on_replay), id=own)
+        return Replay(start, stop, choice(OnReplay, self.on_replay, option="on_replay"), id=own)
 
 
 class RebuildOperator(StreamOperator):

@@ -16,6 +16,7 @@ from tests.support.settings import ROOT
 from tests.support.streams import assert_each_once, sequences_in_table
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("airflow")]
+SECRET = "hunter2hunter2"
 DAYS = [int(datetime(2026, 11, day, 12, tzinfo=timezone.utc).timestamp() * 1000) for day in (16, 17, 18)]
 
 RUN = """
@@ -40,6 +41,7 @@ def replay(max_tries, **interval):
     return dag.get_task("replay").replay({"ti": task, "run_id": "r", **interval})
 
 day = {"data_interval_start": datetime(2026, 11, 17), "data_interval_end": datetime(2026, 11, 18)}
+print(dag.get_task("ingest").declared())
 found["ids"] = [replay(tries, **day).id for tries in (0, 0, 3)]
 try:
     replay(0, **{**day, "data_interval_end": datetime(2026, 11, 17)})
@@ -65,7 +67,8 @@ def test_each_operator_does_what_its_job_does(tmp_path: Path) -> None:
     shutil.copy(ROOT / "tests" / "support" / "airflow_dags" / "tables.py", airflow.dags)
     source, table, result = write_days(tmp_path / "orders.ss"), tmp_path / "orders", tmp_path / "result.json"
     variables = {"TEST_STREAM": source, "TEST_TABLE": str(table), "TEST_RESULT": str(result)}
-    airflow.python(RUN, **variables)
+    printed = airflow.python(RUN, TEST_SECRET=SECRET, **variables)
+    assert SECRET not in printed + result.read_text()
     found: dict[str, Any] = json.loads(result.read_text())
     assert found["state"] == "success"
     assert found["failed"] == [["failed", 1]], "a retry cannot make the stream"
@@ -118,7 +121,7 @@ def test_streams_are_mapped_and_a_task_that_is_asked_to_end_does(tmp_path: Path)
     shutil.copy(ROOT / "tests" / "support" / "airflow_dags" / "tables.py", airflow.dags)
     source, table, result = write_days(tmp_path / "orders.ss"), tmp_path / "orders", tmp_path / "result.json"
     variables = {"TEST_STREAM": source, "TEST_TABLE": str(table), "TEST_RESULT": str(result)}
-    airflow.python(MANY_AND_KILLED, **variables)
+    airflow.python(MANY_AND_KILLED, TEST_SECRET=SECRET, **variables)
     found: dict[str, Any] = json.loads(result.read_text())
     assert (found["state"], found["rows"]) == ("success", [29, 29])
     assert found["killed"] == "failed"

@@ -27,6 +27,8 @@ from tests.support.settings import SMALL
 PLACE = {"source": os.environ["TEST_STREAM"], "table": os.environ["TEST_TABLE"], "group": "lakehouse"}
 STREAM = {
     **PLACE,
+    # A local table needs no secret, and takes it.
+    "storage_options": {"AWS_SECRET_ACCESS_KEY": "env:TEST_SECRET"},
     "decode": Json("id BIGINT, user STRING"),
     "spark": SparkOptions(master="local[2]", config=SMALL),
 }
