@@ -22,14 +22,12 @@ unreadable until that batch is taken back (:func:`spark_jobs.ledger.fold.is_of_o
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import inspect
 import logging
 import os
 import re
 import shutil
-import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -71,13 +69,13 @@ from spark_jobs.ledger.table_expressions import CHECK
 from spark_jobs.ledger.table_rows import ROW_PLACE, extents_of, in_ranges, scan
 from spark_jobs.reading.source import SourceColumns
 from spark_jobs.reading.spark_types import properties
+from spark_jobs.table_folders import check_folder, create_folder
 from spark_jobs.table_location import LOCAL, scheme, sql_name
 from spark_jobs.writing.delta_table import read_table
 from spark_jobs.writing.failures import OTHERS_WROTE, explain
 from stream_consumers.batches import BatchSource, Range, Resume, hint_with_facts
 from stream_consumers.display import counted
 from stream_consumers.errors import (
-    AccessDeniedError,
     DataLossError,
     GroupActiveError,
     InvalidOptionError,
@@ -160,7 +158,7 @@ def rebuild_events(
         is_swapped = False
     if not is_swapped:
         origin = yield from retries.call(lambda: first_messages(source, ingestion, staging))
-        create_folders(ingestion, staging)
+        create_folder(staging.table, table=ingestion.table)
         swap = _SwapJob(spark, source, ingestion, staging, observer=observer)
         while swap.is_behind:
             yield from batch_events(_StagingJob(spark, source, staging, observer=observer, origin=origin))
@@ -175,7 +173,9 @@ def check_staging(ingestion: Ingestion, staging: Ingestion) -> bool:
     Raises:
         InvalidOptionError: there is another table in its place, or in that of its dead letters; or a rebuild with
             other options has begun.
+        UntrustedFileError: another user made its folder.
     """
+    check_folder(staging.table, table=ingestion.table)
     _check_dead_letters(staging)
     found = staging.ledger().log.snapshot()
     if found is None:
@@ -224,50 +224,6 @@ def _check_dead_letters(staging: Ingestion) -> None:
             "would write and delete there",
             remedy="Move that table, or make the table anew under another name.",
         )
-
-
-def create_folders(ingestion: Ingestion, staging: Ingestion) -> None:
-    """Create the local folders of the staging table and of its dead letters, with mode and group of the table's.
-
-    Raises:
-        AccessDeniedError: another user made such a folder, and could read what is written there; or it is a link.
-    """
-    if scheme(ingestion.table) != LOCAL:
-        return
-    own = os.stat(ingestion.table)
-    for folder in (staging.table, staging.dead_letters().path):
-        try:
-            with suppress(FileExistsError):
-                os.mkdir(folder, 0o700)
-            opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                _give_access(opened, own)
-            finally:
-                os.close(opened)
-        except OSError as error:
-            raise AccessDeniedError(
-                f"the folder {folder} cannot be given the owner, group and mode of {ingestion.table}: {error.strerror}",
-                remedy="Delete it if another user made it. Rebuild as the user that owns the table.",
-            ) from None
-
-
-def _give_access(folder: int, own: os.stat_result) -> None:
-    """Give an open folder the group and the mode of another one.
-
-    Raises:
-        OSError: another user owns it, or the operating system refuses.
-    """
-    found, mode = os.fstat(folder), stat.S_IMODE(own.st_mode)
-    if found.st_uid not in (os.geteuid(), own.st_uid):
-        raise PermissionError(errno.EPERM, "another user owns it")
-    if found.st_gid != own.st_gid:
-        try:
-            os.fchown(folder, -1, own.st_gid)
-        except PermissionError:
-            # Only members of a group can give it, and the group that the folder has gets no access.
-            mode &= ~stat.S_IRWXG
-    if stat.S_IMODE(found.st_mode) != mode:
-        os.fchmod(folder, mode)
 
 
 def lay_out(spark: SparkSession, ingestion: Ingestion) -> None:

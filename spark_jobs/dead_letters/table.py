@@ -37,6 +37,7 @@ from spark_jobs.ledger.table_rows import (
 )
 from spark_jobs.reading.source import DEAD_LETTER_DDL, STREAM_COLUMNS, STREAM_DDL
 from spark_jobs.reading.spark_types import struct_type
+from spark_jobs.table_folders import check_folder, create_folder
 from spark_jobs.table_location import spark_location, sql_name
 from spark_jobs.writing.delta_table import check_landed, is_conflict, read_table
 from spark_jobs.writing.failures import explain
@@ -46,6 +47,8 @@ from stream_consumers.versions import check_keys, check_version, newer
 
 MAX_DELETED_BATCHES = 100
 """The most batches whose dead letters one DELETE removes; each adds a term to its condition."""
+SUFFIX = "_dead_letters"
+"""What follows the path of a table in that of its dead letters."""
 FORMAT = 1
 """The format number that is written into commit metadata; the numbers in :data:`FORMATS` can be read."""
 FORMATS = range(1, FORMAT + 1)
@@ -140,7 +143,7 @@ class CheckedDeadLetters:
 
 def dead_letter_path(table: str) -> str:
     """Return the path of the dead-letter table of a table, which is in the same folder."""
-    return f"{table.rstrip('/')}_dead_letters"
+    return f"{table.rstrip('/')}{SUFFIX}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +164,18 @@ class DeadLetterTable:
     path: str
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
+    @property
+    def _of(self) -> str:
+        """The path of the table whose dead letters these are."""
+        return self.path.removesuffix(SUFFIX)
+
     def log(self) -> DeltaLog:
-        """Return its Delta log."""
+        """Return its Delta log.
+
+        Raises:
+            UntrustedFileError: another user made its folder.
+        """
+        check_folder(self.path, table=self._of)
         return DeltaLog(self.path, storage_options=self.storage_options, is_own_folder=True)
 
     def write(
@@ -195,6 +208,7 @@ class DeadLetterTable:
 
         The columns of the batch, ``_batch`` to ``_recorded_at``, are set here; other missing columns are null.
         """
+        create_folder(self.path, table=self._of)
         log = self.log()
         base, own_number = -1, 1
         if (snapshot := log.snapshot()) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -44,8 +45,10 @@ from tests.support.streams import assert_each_once, sequences_in_file, sequences
 def test_a_file_becomes_a_table_and_its_malformed_messages_dead_letters(spark: SparkSession, folder: Path) -> None:
     bad = frozenset({3, 199})
     url, what = write_stream(folder / "orders.ss", 200, malformed=bad), ingestion(folder / "t", records=120)
+    Path(what.table).mkdir(0o750)
     reports = drain(spark, url, what)
     assert_each_once(folder / "orders.ss", folder / "t")
+    assert stat.S_IMODE((folder / "t_dead_letters").stat().st_mode) == 0o750, "its access is that of the table"
     assert [(r.entry.number, r.version, r.rows, r.dead) for r in reports] == [(2, 1, 119, 1), (3, 2, 79, 1)]
     assert sum(reports[-1].lag.values()) == 0
     letters = spark.read.format("delta").load(f"{folder}/t_dead_letters").collect()

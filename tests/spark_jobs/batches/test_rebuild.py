@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -97,8 +98,15 @@ def test_an_appended_table_becomes_keyed(table: Changes) -> None:
     assert (table.count(), table.state().keys) == (21, None)
     with pytest.raises(InvalidOptionError):
         table.drain()
-    *staged, swap = table.rebuild()
+    (table.folder / "t").chmod(0o2750)
+    modes: dict[str, int] = {}
+
+    def look(step: Step, batch: Batch | None) -> None:
+        modes.update((path.name, stat.S_IMODE(path.stat().st_mode)) for path in table.folder.glob("t_rebuild*"))
+
+    *staged, swap = table.rebuild(look)
     table.assert_right(dead_letters=1)
+    assert modes == {"t_rebuild": 0o2750, "t_rebuild_dead_letters": 0o2750}
     assert [sum(report.messages.values()) for report in staged] == [29, 1]
     assert (swap.entry.kind, swap.rows, swap.dead, sum(swap.lag.values())) == ("rebuild", table.count(), 1, 0)
     assert (table.state().keys, [*table.state().positions.values()]) == (KeyOrder(("id",)), [32])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -23,7 +21,6 @@ from spark_jobs.batches.rebuild import (
     OPTIONS,
     STAGING,
     check_staging,
-    create_folders,
     delete_staging,
     first_messages,
     staging_of,
@@ -35,7 +32,6 @@ from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.writing.keyed import Keys
 from stream_consumers.batches import Extent, Range, Resume
 from stream_consumers.errors import (
-    AccessDeniedError,
     DataLossError,
     InvalidOptionError,
     KeyConflictError,
@@ -256,35 +252,6 @@ def test_what_a_link_in_the_staging_table_points_to_is_kept(table: Table) -> Non
     delete_staging(staging)
     assert not Path(staging.table).exists()
     assert [path.name for path in kept.iterdir()] == ["file"]
-
-
-@pytest.mark.parametrize("mode", [0o700, 0o2750, 0o777])
-def test_the_folders_of_a_rebuild_have_the_mode_of_the_table(table: Table, mode: int) -> None:
-    staging, folder = staging_of(table.ingestion), Path(table.ingestion.table)
-    folder.chmod(mode)
-    # An older version made it.
-    Path(staging.table).mkdir(mode=0o755)
-    for _ in range(2):
-        create_folders(table.ingestion, staging)
-        for made in (staging.table, staging.dead_letters().path):
-            found = os.stat(made)
-            assert (stat.S_IMODE(found.st_mode), found.st_gid) == (mode, folder.stat().st_gid)
-
-
-def test_a_folder_that_another_user_or_a_link_made_is_refused(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    staging = staging_of(table.ingestion)
-    Path(staging.table).symlink_to(table.ingestion.table)
-    with pytest.raises(AccessDeniedError):
-        create_folders(table.ingestion, staging)
-    Path(staging.table).unlink()
-    Path(staging.table).mkdir()
-    other = os.stat(staging.table).st_uid + 1
-    monkeypatch.setattr(os, "geteuid", lambda: other)
-    create_folders(table.ingestion, staging)
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "stat", lambda *_: SimpleNamespace(st_uid=other, st_gid=other, st_mode=0o700))
-        with pytest.raises(AccessDeniedError):
-            create_folders(table.ingestion, staging)
 
 
 @pytest.mark.parametrize("deleted", range(7))
