@@ -653,14 +653,17 @@ class DeltaLog:
             )
 
     def row_count(self, *, version: int | None = None) -> int | None:
-        """Count the rows of a version, the newest by default, by the statistics in the log; ``None`` without them."""
+        """Count the rows of a version, the newest by default; ``None`` if a file has no statistics in the log."""
         if self.snapshot() is None:
             return None
         with self.reading():
-            actions = pa.table(self.open(version).get_add_actions(flatten=True))
-        vectors = any(name.startswith("deletion_vector") for name in actions.column_names)
-        counts = actions.column("num_records")
-        return None if vectors or counts.null_count else int(pc.sum(counts).as_py() or 0)
+            table = self.open(version)
+            counts = pa.table(table.get_add_actions(flatten=True)).column("num_records")
+            if counts.null_count:
+                return None
+            vectors = [pa.record_batch(batch).column("selection_vector") for batch in table.deletion_vectors()]
+        hidden = sum(int(pc.sum(pc.invert(pc.list_flatten(vector))).as_py() or 0) for vector in vectors)
+        return int(pc.sum(counts).as_py() or 0) - hidden
 
     def deleted_rows(self, commit: Commit) -> int | None:
         """Return the number of rows that a replace deleted, or ``None`` if the log does not show it.

@@ -26,6 +26,8 @@ from tests.support.python_programs import run_python
 
 MONDAY, TUESDAY, WEDNESDAY = "2026-11-16", "2026-11-17", "2026-11-18"
 
+# A deletion vector of the row with index 1, as Delta writes it into a log.
+SECOND_ROW = "^Bg9^0rr910000000000iXQKl0rr91000005c8Xg0rr91"
 READ = """
 import sys
 from spark_jobs.ledger.delta_log import DeltaLog
@@ -100,3 +102,25 @@ def test_what_only_got_a_deletion_vector_is_no_file_that_is_missing(folder: Path
     ]
     (log / f"{3:020d}.json").write_text("\n".join(json.dumps({"add": file}) for file in files))
     assert DeltaLog(str(folder)).missing_files(3) == ["b.parquet"]
+
+
+def test_rows_that_a_deletion_vector_hides_are_not_counted(folder: Path) -> None:
+    write_deltalake(folder, pa.table({"id": [1, 2, 3]}))
+    log = DeltaLog(str(folder))
+    assert log.row_count() == 3
+    (added,) = [action for line in read_version(folder, 0) if (action := line.get("add"))]
+    features = ["deletionVectors"]
+    versions = {"minReaderVersion": 3, "minWriterVersion": 7}
+    hidden = {"storageType": "i", "pathOrInlineDv": SECOND_ROW, "sizeInBytes": 34, "cardinality": 1}
+    actions: list[dict[str, object]] = [
+        {"protocol": {**versions, "readerFeatures": features, "writerFeatures": features}},
+        {"remove": {"path": added["path"], "dataChange": True, "deletionTimestamp": 1}},
+        {"add": {**added, "deletionVector": hidden}},
+    ]
+    (folder / "_delta_log" / f"{1:020d}.json").write_text("\n".join(map(json.dumps, actions)))
+    assert (log.row_count(version=0), DeltaLog(str(folder)).row_count()) == (3, 2)
+
+
+def read_version(folder: Path, version: int) -> list[dict[str, dict[str, object]]]:
+    """The actions of a commit."""
+    return [json.loads(line) for line in (folder / "_delta_log" / f"{version:020d}.json").read_text().splitlines()]
