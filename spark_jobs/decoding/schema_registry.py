@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -341,6 +341,13 @@ class Lookups:
             # A message may name a schema to which we have no access, but without any access the run must fail.
             if error.facts["status"] == _FORBIDDEN and self._is_registry():
                 raise SchemaMismatchError(error.what, remedy=error.remedy, **error.facts) from error
+            raise
+        except SchemaRegistryError as error:
+            # A message may name a schema for which the registry always fails, but if it fails for others too, the run
+            # must retry.
+            with suppress(SchemaRegistryError):
+                if error.facts.get("status") == _SERVER_ERRORS and self.known_id and self._is_registry():
+                    raise SchemaMismatchError(error.what, remedy=error.remedy, **error.facts) from error
             raise
 
     def _keep(self, key: tuple[object, ...], found: Any, characters: int) -> None:

@@ -171,6 +171,24 @@ def test_a_schema_that_we_may_not_read_is_a_dead_letter(registry, monkeypatch, l
         decode(decoder, [other, payload])
 
 
+def test_a_schema_for_which_the_registry_always_fails_is_a_dead_letter(registry):
+    (payload,) = written(registry, FIRST, {"id": 1})
+    answer, failing = registry.answer, {"/schemas/ids/2"}
+
+    def broken(method, path, query, body):
+        return (500, {"error_code": 50001, "message": "?"}) if path in failing else answer(method, path, query, body)
+
+    registry.answer = broken
+    decoder = stored(registry).resolved()
+    other = b"\0\0\0\0\2" + payload[5:]
+    rows, errors = decode(decoder, [other, payload])
+    assert (rows[1], [error is None for error in errors]) == ({"id": 1}, [False, True])
+    # One that fails for a schema that it has returned says nothing about the others.
+    failing |= {"/schemas/ids/1", "/schemas/ids/3"}
+    with pytest.raises(SchemaRegistryError):
+        decode(decoder, [b"\0\0\0\0\3" + payload[5:]])
+
+
 def test_a_registry_says_when_it_takes_requests_again(registry, monkeypatch):
     registry.failing, registry.headers = 429, {"Retry-After": "70"}
     with pytest.raises(SchemaRegistryError) as raised:
