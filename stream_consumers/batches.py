@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
+import numpy as np
 import pyarrow as pa
 
 from stream_consumers.closing import ClosesOnExit
@@ -44,6 +45,8 @@ MAX_SHARDS = 100_000
 """The most shards of a source, because the ledger keeps a position of each."""
 BATCH_ROWS = 8192
 BATCH_BYTES = 8 * 1024 * 1024
+HEADER_BYTES = 64
+"""What a header counts in addition to its bytes, because even an empty one takes about as much memory."""
 
 
 class Range(NamedTuple):
@@ -500,7 +503,7 @@ def widths(gaps: Mapping[Shard, Range]) -> Mapping[Shard, int]:
     return {shard: max(0, gap.end - gap.start) for shard, gap in gaps.items()}
 
 
-Headers = Iterable[tuple[str, "str | bytes | None"]]
+Headers = Collection[tuple[str, "str | bytes | None"]]
 MessageRow = tuple[
     str, int, "int | None", "int | None", "bytes | None", "bytes | None", "Headers | None", "str | None", "int | None"
 ]
@@ -526,7 +529,7 @@ def record_batches(rows: Iterable[MessageRow]) -> Iterator[pa.RecordBatch]:
     size = 0
     for row in rows:
         block.append(row)
-        size += len(row[5] or b"")
+        size += len(row[4] or b"") + len(row[5] or b"") + headers_bytes(row[6] or ())
         if len(block) == BATCH_ROWS or size >= BATCH_BYTES:
             yield _record_batch(block)
             block, size = [], 0
@@ -579,12 +582,33 @@ def _record_batch(rows: list[MessageRow]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=MESSAGE_SCHEMA)
 
 
+def headers_bytes(headers: Headers) -> int:
+    """Return what the headers of a message count.
+
+    Example:
+        >>> headers_bytes([("source", b"web"), ("", None)])
+        137
+    """
+    return sum(HEADER_BYTES + len(name.encode()) + len(value or b"") for name, value in headers)
+
+
 def headers_array(headers: Sequence[Headers | None]) -> pa.Array[Any]:
-    """Return headers as a column of :data:`HEADERS_TYPE`; null for a message without headers."""
-    if not any(headers):
-        return pa.array([None] * len(headers), HEADERS_TYPE)
-    listed = [[{"name": name, "value": value} for name, value in pairs] if pairs else None for pairs in headers]
-    return pa.array(listed, HEADERS_TYPE)
+    """Return headers as a column of :data:`HEADERS_TYPE`; null for a message without headers.
+
+    The column has several chunks if names or values have more than 2 GiB.
+    """
+    names: Any = pa.array([name for pairs in headers for name, _ in pairs or ()], pa.string())
+    values: Any = pa.array([value for pairs in headers for _, value in pairs or ()], pa.binary())
+    if isinstance(names, pa.ChunkedArray) or isinstance(values, pa.ChunkedArray):
+        half = len(headers) // 2
+        parts: list[Any] = [headers_array(headers[:half]), headers_array(headers[half:])]
+        chunks = [chunk for part in parts for chunk in getattr(part, "chunks", [part])]
+        return cast("pa.Array[Any]", pa.chunked_array(chunks))
+    counts = np.array([len(pairs or ()) for pairs in headers], np.int32)
+    offsets: Any = pa.array(np.append(np.int32(0), np.cumsum(counts, dtype=np.int32)))
+    pairs: Any = pa.StructArray.from_arrays([names, values], names=["name", "value"])
+    made = pa.ListArray.from_arrays(offsets, pairs, type=cast(Any, HEADERS_TYPE), mask=pa.array(counts == 0))
+    return cast("pa.Array[Any]", made)
 
 
 _ADDED = "added_before"

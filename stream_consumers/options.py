@@ -338,8 +338,8 @@ class Limits:
 
     Args:
         max_records: the most messages; at least 1. If single Redis entries are claimed, the limit is at most 500,000.
-        max_bytes: the most bytes of payloads, keys and headers, and of the names of headers and fields; a batch always
-            holds at least one message.
+        max_bytes: the most bytes of payloads, keys and headers, and of the names of headers and fields, and 64 for each
+            header or further field; a batch always holds at least one message.
 
     Example:
         >>> Limits(max_records=10).max_records

@@ -61,9 +61,9 @@ POLL_SECONDS = 0.05
 # How long a read waits for the message, or the end of the partition, after a range in which offsets were skipped.
 CONFIRM_SECONDS = 1.0
 STALL_SECONDS = 60.0
-# The number of messages that are taken from the client at once. Two blocks are fewer objects than the garbage collector
-# waits for (700), so that it never runs because of them.
-BLOCK_MESSAGES = 256
+# The number of messages that are taken from the client at once, which have up to 100,000 headers each. Two blocks are
+# fewer objects than the garbage collector waits for (700), so that it never runs because of them.
+BLOCK_MESSAGES = 128
 # The client's own default for each partition.
 MAX_FETCHED_AHEAD = 100_000
 SAMPLE_MESSAGES = 256

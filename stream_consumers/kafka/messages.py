@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from operator import methodcaller
+from operator import itemgetter, methodcaller
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -12,7 +12,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import Message as KafkaMessage
 
-from stream_consumers.batches import BATCH_ROWS, MESSAGE_SCHEMA, LastMessage, headers_array, message_checksum
+from stream_consumers.batches import (
+    BATCH_BYTES,
+    BATCH_ROWS,
+    HEADER_BYTES,
+    HEADERS_TYPE,
+    MESSAGE_SCHEMA,
+    LastMessage,
+    headers_array,
+    headers_bytes,
+    message_checksum,
+)
 from stream_consumers.messages import DeadLetter, Message, Shard
 
 MAX_PAYLOAD_BYTES = 256 * 1024 * 1024
@@ -26,6 +36,7 @@ _UNREADABLE = (UnicodeDecodeError, SystemError)
 # message.headers() is not called directly: the interpreter may specialize that call, and then raise the error that the
 # client sets only at a later line. A methodcaller is always checked.
 _ask_headers = methodcaller("headers")
+_second = itemgetter(1)
 HeaderPairs = tuple[tuple[str, "bytes | None"], ...]
 
 
@@ -63,14 +74,14 @@ class Run(NamedTuple):
 
 
 def record_batches(runs: Iterable[Run]) -> Iterator[pa.RecordBatch]:
-    """Convert messages to record batches of several thousand rows each.
+    """Convert messages to record batches of several thousand rows or several megabytes each.
 
     A batch has fewer rows if its messages have more bytes than a column can have, which is 2 GiB.
     """
     rows = _Rows()
     for run in runs:
         rows.add(run)
-        if len(rows.offsets) >= BATCH_ROWS:
+        if len(rows.offsets) >= BATCH_ROWS or rows.size >= BATCH_BYTES:
             yield from rows.to_batches()
             rows = _Rows()
     if rows.offsets:
@@ -89,6 +100,8 @@ class _Rows:
     payloads: list[bytes | None] = field(default_factory=list)
     headers: list[Any] = field(default_factory=list)
     errors: dict[int, str] = field(default_factory=dict)
+    size: int = 0
+    """The sum of :func:`message_bytes`."""
 
     def add(self, run: Run) -> None:
         """Add messages, reading each field once."""
@@ -96,7 +109,7 @@ class _Rows:
         self.shards.append(run.shard)
         self.counts.append(len(messages))
         self.offsets += run.offsets
-        self.timestamps += [moment for _, moment in map(KafkaMessage.timestamp, messages)]
+        self.timestamps += map(_second, map(KafkaMessage.timestamp, messages))
         self.keys.extend(map(cast("Any", KafkaMessage.key), messages))
         self.payloads.extend(map(cast("Any", KafkaMessage.value), messages))
         # The headers of each message are read once, even after an error: the list keeps the results before it.
@@ -107,7 +120,10 @@ class _Rows:
             except _UNREADABLE:
                 self.errors[len(self.headers)] = _NOT_UTF8
                 self.headers.append(None)
-        if max(map(len, messages)) > MAX_PAYLOAD_BYTES:
+        size = sum(map(len, messages))
+        self.size += size + sum(map(len, filter(None, self.keys[first:])))
+        self.size += sum(map(headers_bytes, filter(None, self.headers[first:])))
+        if size > MAX_PAYLOAD_BYTES:
             for place, message in enumerate(messages, first):
                 if len(message) > MAX_PAYLOAD_BYTES:
                     self.payloads[place], self.errors[place] = None, _too_long(message)
@@ -117,7 +133,6 @@ class _Rows:
         count = len(self.offsets)
         streams = pa.array([shard.stream for shard in self.shards], pa.string())
         numbers = np.array([shard.id for shard in self.shards], np.int64)
-        errors = [self.errors.get(place) for place in range(count)] if self.errors else [None] * count
         columns: list[pa.Array[Any] | pa.ChunkedArray[Any]] = [
             streams.take(pa.array(np.repeat(np.arange(len(streams)), self.counts), pa.int64())),
             pa.array(np.repeat(numbers, self.counts)),
@@ -125,28 +140,27 @@ class _Rows:
             pa.array(np.array(self.timestamps, np.int64)),
             pa.array(self.keys, pa.binary()),
             pa.array(self.payloads, pa.binary()),
-            headers_array([_pairs(headers) for headers in self.headers] if any(self.headers) else self.headers),
-            pa.array(errors, pa.string()),
+            headers_array(self.headers) if any(self.headers) else pa.nulls(count, cast(Any, HEADERS_TYPE)),
+            pa.array(map(self.errors.get, range(count)), pa.string()) if self.errors else pa.nulls(count, pa.string()),
             pa.nulls(count, pa.int64()),
         ]
         return pa.Table.from_arrays(columns, schema=MESSAGE_SCHEMA).to_batches()
 
 
 def message_bytes(message: KafkaMessage) -> int:
-    """Return the bytes of the payload, the key and the readable headers; reads the headers once."""
+    """Return what the payload, the key and the readable headers count; reads the headers once."""
     size = len(message) + len(message.key() or b"")
     try:
-        headers = _pairs(_ask_headers(message))
+        return size + headers_bytes(_ask_headers(message) or ())
     except _UNREADABLE:
         return size
-    return size + sum(len(name.encode()) + len(value or b"") for name, value in headers)
 
 
 def bytes_of(batch: pa.RecordBatch) -> int:
     """Return the sum of :func:`message_bytes` over the messages of a record batch."""
     headers: Any = pc.list_flatten(batch.column("headers"))
     parts = [batch.column("payload"), batch.column("key"), headers.field("name"), headers.field("value")]
-    return sum(pc.sum(pc.binary_length(part)).as_py() or 0 for part in parts)
+    return HEADER_BYTES * len(headers) + sum(pc.sum(pc.binary_length(part)).as_py() or 0 for part in parts)
 
 
 def _too_long(message: KafkaMessage) -> str:

@@ -6,6 +6,8 @@ group have its name as the first argument.
 
 from __future__ import annotations
 
+from stream_consumers.batches import HEADER_BYTES
+
 # Lua: convert a flat reply of names and values to a table.
 _FIELDS = """
 local function fields(reply)
@@ -14,10 +16,10 @@ local function fields(reply)
   return found
 end
 """
-# Lua: the size of the names and values of an entry in bytes.
-_SIZE = """
+# Lua: what the names and values of an entry count. Each field but the message counts as a header.
+_SIZE = f"""
 local function size_of(entry)
-  local size = 0
+  local size = {HEADER_BYTES} * (#entry[2] / 2 - 1)
   for index = 1, #entry[2] do size = size + #entry[2][index] end
   return size
 end

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import tracemalloc
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -10,13 +11,13 @@ from typing import Any, ClassVar
 import pytest
 from confluent_kafka import KafkaError, Message
 
-from stream_consumers.batches import MESSAGE_SCHEMA, LastMessage, Range, message_checksum
+from stream_consumers.batches import BATCH_BYTES, HEADER_BYTES, MESSAGE_SCHEMA, LastMessage, Range, message_checksum
 from stream_consumers.errors import BatchTooLargeError, BrokerUnavailableError, DataLossError, FormatError
 from stream_consumers.kafka import batches, messages
 from stream_consumers.kafka import cluster as kafka_cluster
 from stream_consumers.kafka.batches import FirstMessages, KafkaBatchSource, KafkaSplit, RangeReader
 from stream_consumers.kafka.cluster import KafkaBrokers
-from stream_consumers.kafka.messages import MAX_PAYLOAD_BYTES, Run, bytes_of, record_batches
+from stream_consumers.kafka.messages import MAX_PAYLOAD_BYTES, Run, bytes_of, message_bytes, record_batches
 from stream_consumers.messages import Shard
 from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
@@ -327,6 +328,7 @@ def made_message(
     shard: Shard = ORDERS,
     error: int | None = None,
     moment: int = 1,
+    headers: list[tuple[str, bytes | None]] | None = None,
 ) -> Message:
     return Message(
         topic=shard.stream,
@@ -335,6 +337,7 @@ def made_message(
         value=value,
         timestamp=(int(moment >= 0), moment),
         error=None if error is None else KafkaError(error),
+        headers=headers,
     )
 
 
@@ -459,10 +462,39 @@ def test_the_messages_of_a_read_do_not_make_the_garbage_collector_run(broker: Br
     assert len(runs) / 2 < 10
 
 
+def test_a_block_ends_after_many_empty_headers_or_long_keys_and_its_memory_is_bounded() -> None:
+    headers: list[tuple[str, bytes | None]] = [("", None)] * 20_000
+    runs = [Run(ORDERS, [offset], [made_message(offset, headers=headers)]) for offset in range(20)]
+    tracemalloc.start()
+    try:
+        found = list(record_batches(runs))
+        assert tracemalloc.get_traced_memory()[1] < BATCH_BYTES
+    finally:
+        tracemalloc.stop()
+    assert [batch.num_rows for batch in found] == [7, 7, 6]
+    assert sum(map(bytes_of, found)) == sum(message_bytes(run.messages[0]) for run in runs) == 20 * (20_000 * 64 + 2)
+    assert [len(row) for batch in found for row in batch.column("headers")] == [20_000] * 20
+    keyed = [Run(ORDERS, [offset], [Message(topic="orders", key=bytes(1 << 22))]) for offset in range(4)]
+    assert [batch.num_rows for batch in record_batches(keyed)] == [2, 2]
+
+
+def test_empty_headers_count_towards_the_limit(broker: Broker) -> None:
+    topic = broker.create()
+    broker.send(topic, [None] * 10, headers=[("", None)] * 1000)
+    shard = Shard(topic)
+    with KafkaBatchSource(f"kafka://{broker.address}/{topic}") as source:
+        source.extents()
+        plan = source.plan({shard: Range(0, 10)}, limits=Limits(max_bytes=200_000), parallelism=1)
+        assert plan is not None
+        assert plan.ranges == {shard: Range(0, 3)}
+
+
 @pytest.mark.slow
-def test_more_bytes_than_a_column_can_have_become_several_record_batches() -> None:
-    value, offsets = bytes(MAX_PAYLOAD_BYTES), list(range(9))
-    run = Run(Shard("orders"), offsets, [made_message(offset, value) for offset in offsets])
+@pytest.mark.parametrize("part", ["value", "headers"])
+def test_more_bytes_than_a_column_can_have_become_several_record_batches(part: str) -> None:
+    value, offsets = bytes(MAX_PAYLOAD_BYTES - HEADER_BYTES * (part == "headers")), list(range(9))
+    given: dict[str, Any] = {"value": value} if part == "value" else {"value": None, "headers": [("", value)]}
+    run = Run(Shard("orders"), offsets, [made_message(offset, **given) for offset in offsets])
     found = list(record_batches([run]))
     assert [offset for batch in found for offset in batch.column("sequence").to_pylist()] == offsets
     assert sum(map(bytes_of, found)) == 9 * MAX_PAYLOAD_BYTES

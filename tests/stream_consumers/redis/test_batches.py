@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import pytest
 import redis
@@ -14,7 +15,7 @@ from stream_consumers.batches import BatchPlan, PositionFacts, Range, Resume, hi
 from stream_consumers.errors import DataLossError, FormatError
 from stream_consumers.messages import Message, Shard
 from stream_consumers.options import Limits
-from stream_consumers.redis.batches import RedisBatchSource, plain_entries
+from stream_consumers.redis.batches import RedisBatchSource, RedisSplit, plain_entries
 from stream_consumers.redis.entries import MAX_MS, MAX_SUB, read_entry, to_sequence
 from stream_consumers.urls import StreamUrl
 
@@ -260,6 +261,20 @@ def test_names_of_fields_count_towards_the_limit(reader: Reader) -> None:
         plan = source.plan(reader.gap(source), limits=Limits(max_bytes=2500), parallelism=1)
         assert plan is not None
         assert plan.records == 2
+
+
+def test_empty_fields_count_towards_the_limit_the_page_and_the_block(reader: Reader) -> None:
+    reader.read()
+    for _ in range(6):
+        reader.client.execute_command("XADD", reader.name, "*", "msg", "{}", *[""] * 100_000)
+    with RedisBatchSource(reader.url) as source:
+        plan = source.plan(reader.gap(source), limits=Limits(max_bytes=13_000_000), parallelism=1)
+        assert plan is not None
+        (split,) = plan.splits
+        assert isinstance(split, RedisSplit)
+        assert (plan.records, split.page_size) == (4, 1)
+        blocks = list(replace(split, page_size=10).read())
+    assert [block.num_rows for block in blocks] == [3, 1]
 
 
 # Pages of entries become columns as each entry becomes a message
