@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
@@ -19,6 +20,8 @@ from spark_jobs.decoding.json_values import (
     MAX_JSON_LEVELS,
     TOO_DEEP,
     Constant,
+    Float,
+    Integer,
     Number,
     RepeatingObject,
     check_json_type,
@@ -29,6 +32,12 @@ from spark_jobs.decoding.json_values import (
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import check_switch, choose_fields
 
+MAX_FORM_CHARACTERS = 1 << 20
+"""The most characters that describe the undeclared fields of a message, of which the driver reads each."""
+# More fields of an object become a MAP, or end the run.
+_MAX_ALIKE = 1000
+# Any number of this many digits is longer than a BIGINT.
+_WIDE_INTEGER = 21
 _UNDECLARED = "it has fields that are not declared"
 Path: TypeAlias = "tuple[str, ...]"
 """The names of a field and of all fields around it, outermost first."""
@@ -164,7 +173,7 @@ class FieldFinder:
         >>> finder = FieldFinder(Json("id BIGINT"))
         >>> documents = pa.array([b'{"id": 1}', b'{"id": 2, "color": "red", "empty": {}}'])
         >>> finder.decode(documents, pa.schema({"id": pa.int64()})).undeclared.to_pylist()
-        [None, '{"color": "red"}']
+        [None, '{"color": ""}']
     """
 
     decoder: Json
@@ -207,7 +216,8 @@ class RescuedFields(NamedTuple):
     """The parts of documents that have no column.
 
     Args:
-        fields: for each document a JSON object; null if every part has a column.
+        fields: for each document a JSON object; null if every part has a column. If known fields are omitted, it has
+            other values of the same kinds, and fewer: see :func:`_form`.
         errors: for each document the reason why these parts cannot be kept unchanged; null if they can.
     """
 
@@ -215,8 +225,8 @@ class RescuedFields(NamedTuple):
     errors: Column
 
 
-class _LossyFieldError(Exception):
-    """A field without a column would not be kept as it is."""
+class _UnkeptFieldsError(Exception):
+    """The fields of a document without a column cannot be kept, or become columns."""
 
 
 def rescued(payloads: Column, schema: pa.Schema, known: Collection[Path] | None = None) -> RescuedFields:
@@ -228,8 +238,7 @@ def rescued(payloads: Column, schema: pa.Schema, known: Collection[Path] | None 
         payloads: the documents; null is a tombstone.
         schema: the declared columns.
         known: also omit these fields with everything in them, fields whose names are too long for a column, and fields
-            without content (null, empty objects and arrays). NaN and infinity are then kept unchanged, which is not
-            JSON; by default they become text.
+            without content (null, empty objects and arrays).
 
     Example:
         >>> schema = pa.schema([("id", pa.int64()), ("shop", pa.struct([("name", pa.string())]))])
@@ -250,8 +259,8 @@ def rescued(payloads: Column, schema: pa.Schema, known: Collection[Path] | None 
             error = fields = None
             try:
                 fields = _rescued(document, kind, known)
-            except _LossyFieldError as lossy:
-                error = str(lossy)
+            except _UnkeptFieldsError as unkept:
+                error = str(unkept)
             except (ValueError, StopIteration):
                 # If the decoder cannot read the document either, it returns the reason.
                 error = "its fields without a column cannot be read"
@@ -305,7 +314,12 @@ def _rescued(document: bytes | None, kind: pa.DataType, known: Collection[Path] 
         return None
     value, _ = _scan(document.decode().strip(), 0)
     left = _left(value, kind, (), known) if isinstance(value, dict) else None
-    return None if left is None else _written(left, constants=known is not None)
+    if left is None or known is None:
+        return None if left is None else _written(left)
+    form = _form(left)
+    if len(form) > MAX_FORM_CHARACTERS:
+        raise _UnkeptFieldsError("there are too many undeclared fields and kinds of their values")
+    return form
 
 
 def _left(value: Any, kind: pa.DataType, path: Path, known: Collection[Path] | None) -> Any:
@@ -334,8 +348,8 @@ def _left(value: Any, kind: pa.DataType, path: Path, known: Collection[Path] | N
     return {name: one for name, one in found.items() if one is not None} or None
 
 
-def _twice(name: str) -> _LossyFieldError:
-    return _LossyFieldError(f"the field {name!r:.200}, for which there is no column, occurs twice")
+def _twice(name: str) -> _UnkeptFieldsError:
+    return _UnkeptFieldsError(f"the field {name!r:.200}, for which there is no column, occurs twice")
 
 
 def _is_within(path: Path, known: Collection[Path]) -> bool:
@@ -364,21 +378,48 @@ def has_content(value: Any, level: int = 0) -> bool:
     return False
 
 
-def _written(value: Any, levels: int = MAX_JSON_LEVELS, *, constants: bool = False) -> str:
-    if isinstance(value, Number) and (constants or not isinstance(value, Constant)):
+def _form(value: Any, level: int = 0) -> str:
+    """Write a document with the same names and kinds of values, which gets the same columns but has no values.
+
+    It is small enough for the driver, because items of an array that have the same form occur once.
+    """
+    if isinstance(value, Integer):
+        return value[:_WIDE_INTEGER]
+    if isinstance(value, str):
+        return "0.5" if type(value) is Float and not math.isinf(float(value)) else '""'
+    if not isinstance(value, (dict, list)):
+        return json.dumps(value)
+    if isinstance(value, RepeatingObject):
+        raise _twice(min(value.repeated))
+    forms: dict[str, None] = {}
+    if isinstance(value, list):
+        for item in value if level < MAX_COUNTED_LEVELS else ():
+            forms[_form(item, level + 1)] = None
+        return f"[{', '.join(forms)}]"
+    members: list[str] = []
+    for name, one in value.items() if level < MAX_COUNTED_LEVELS else ():
+        form = _form(one, level + 1)
+        if len(members) <= _MAX_ALIKE or form not in forms:
+            members.append(f"{json.dumps(name)}: {form}")
+            forms[form] = None
+    return f"{{{', '.join(members)}}}"
+
+
+def _written(value: Any, levels: int = MAX_JSON_LEVELS) -> str:
+    if isinstance(value, Number) and not isinstance(value, Constant):
         return str(value)
     if not isinstance(value, (dict, list)):
         return json.dumps(str(value) if isinstance(value, Constant) else value)
     if isinstance(value, RepeatingObject):
         raise _twice(min(value.repeated))
     if not levels:
-        raise _LossyFieldError(f"its fields without a column are {TOO_DEEP}")
+        raise _UnkeptFieldsError(f"its fields without a column are {TOO_DEEP}")
     # A comprehension would use twice as many of the stack levels that Python allows.
     parts: list[str] = []
     if isinstance(value, list):
         for item in value:
-            parts.append(_written(item, levels - 1, constants=constants))
+            parts.append(_written(item, levels - 1))
         return f"[{', '.join(parts)}]"
     for name, one in value.items():
-        parts.append(f"{json.dumps(name)}: {_written(one, levels - 1, constants=constants)}")
+        parts.append(f"{json.dumps(name)}: {_written(one, levels - 1)}")
     return f"{{{', '.join(parts)}}}"

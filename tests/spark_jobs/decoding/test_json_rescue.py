@@ -11,7 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_jobs.decoding.json_decoder import FieldFinder, Json, Path, merge_objects, rescued, share_values
+from spark_jobs.decoding.json_decoder import (
+    MAX_FORM_CHARACTERS,
+    FieldFinder,
+    Json,
+    Path,
+    has_content,
+    merge_objects,
+    rescued,
+    share_values,
+)
+from spark_jobs.decoding.json_documents import read_object
+from spark_jobs.decoding.json_inference import FieldStats
 from spark_jobs.decoding.json_values import MAX_JSON_LEVELS
 from tests.support.profiles import examples
 
@@ -150,3 +161,50 @@ def test_all_that_is_kept_can_be_merged() -> None:
         merged = below(200, lambda one=one, other=other: merge_objects(one, other))
         assert json.loads(merged).keys() == json.loads(one).keys() | json.loads(other).keys()
     assert share_values(chain % "a", chain % "a")
+
+
+def shape(seen: FieldStats) -> Any:
+    """What decides the columns of a field."""
+    kinds = {"text" if kind in ("date", "time") else kind for kind in seen.kinds}
+    parts = [seen.values and shape(seen.values), seen.items and shape(seen.items)]
+    return kinds, seen.digits > 15, seen.is_wide, {name: shape(one) for name, one in seen.fields.items()}, parts
+
+
+def forms_and_documents(payloads: list[bytes]) -> tuple[FieldStats, FieldStats]:
+    """The statistics of what the driver reads, and of the whole messages."""
+    found, whole = FieldStats(), FieldStats()
+    for payload, form in zip(payloads, rescued(pa.array(payloads), pa.schema([]), ()).fields.to_pylist()):
+        if form is not None:
+            assert len(form) <= MAX_FORM_CHARACTERS
+            found.add(read_object(form), pa.struct([]))
+            whole.add(read_object(payload.decode()), pa.struct([]))
+    return found, whole
+
+
+ODD = [
+    *("1e400", "1e3", "-0.0", "NaN", "-Infinity", "9223372036854775808", "-9223372036854775808", "1" * 400, "true"),
+    *('"2024-02-29"', "[1, [], {}, null, 1.5]", '[{"a": 1}, {"b": 2}, {"a": 1}, {"a": ""}]', "123456789012345.5"),
+    *("[" * 98 + "1" + "]" * 98, "[[[[1], [2]]], [[]], 3]", '{"in": {"a": [], "b": {}, "c": null, "d": 1}}'),
+    json.dumps({f"id-{number}": {"n": number % 3 or None} for number in range(5000)}),
+]
+
+
+def test_the_driver_reads_no_values_and_makes_the_same_columns_without_them() -> None:
+    for text in ODD:
+        found, whole = forms_and_documents([b'{"x": %s}' % text.encode()])
+        assert shape(found) == shape(whole), text
+    many = b'{"id":1,"x":["secret",%s"x"]}' % (b"[],1.5," * 100_000)
+    finder, schema = FieldFinder(Json("id BIGINT")), pa.schema([("id", pa.int64())])
+    assert finder.decode(pa.array([many]), schema).undeclared.to_pylist() == ['{"x": ["", [], 0.5]}']
+    names = [b'{"k%d": 1}' % number for number in range(100_000)]
+    decoded = finder.decode(pa.array([b'{"x": [%s]}' % b",".join(names), b'{"x": 1}']), schema)
+    assert decoded.undeclared.to_pylist() == [None, '{"x": 1}'], "too many to be read by the driver"
+    assert None not in decoded.errors.to_pylist()
+
+
+@settings(max_examples=examples(40))
+@given(st.lists(st.dictionaries(st.text(max_size=3), values, max_size=5), max_size=10))
+def test_forms_of_documents_get_their_columns(documents: list[dict[str, Any]]) -> None:
+    payloads = [json.dumps({name: one for name, one in each.items() if has_content(one)}) for each in documents]
+    found, whole = forms_and_documents([payload.encode() for payload in payloads])
+    assert shape(found) == shape(whole)
