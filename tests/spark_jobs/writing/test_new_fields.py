@@ -22,6 +22,7 @@ from spark_jobs.batches.replay import Replay, ReplayJob
 from spark_jobs.batches.row_columns import RowColumns
 from spark_jobs.decoding.avro import Avro
 from spark_jobs.decoding.json_decoder import Json
+from spark_jobs.decoding.json_inference import MAX_COUNTED_LEVELS
 from spark_jobs.decoding.schema_registry import SchemaRegistry
 from spark_jobs.reading.rejection import reject
 from spark_jobs.run_ingestion import run_events
@@ -308,14 +309,16 @@ def test_odd_names_and_depths_stop_nothing(spark: SparkSession, url: StreamUrl, 
     names = [b"\\ud800", b"a.b", b"`", "😀".encode(), b"x" * 300, b"\\u0000", b"'", b"%", b"/", b"\\\\", b'\\"']
     names.append(b"y" * 1001)
     fields = b", ".join(b'"%s": 1' % name for name in names)
-    reports = ingest(spark, url, what, b'{"id": 1, "deep": %s, %s}' % (deep, fields), b'{"id": 2, "a": 1, "a": "x"}')
-    assert [(report.rows, report.dead) for report in reports] == [(1, 1)], "a field that is there twice"
+    deeper = b'{"id": 3, "x": %s}' % (b"[" * MAX_COUNTED_LEVELS + b"1" + b"]" * MAX_COUNTED_LEVELS)
+    messages = (b'{"id": 1, "deep": %s, %s}' % (deep, fields), b'{"id": 2, "a": 1, "a": "x"}', deeper)
+    reports = ingest(spark, url, what, *messages)
+    assert [(report.rows, report.dead) for report in reports] == [(2, 1)], "a field that is there twice"
     found = rows(spark, what)
     assert {found[0][name] for name in ("a.b", "`", "😀", "x" * 300, "'", "%", "/")} == {1}
     assert not {'"', "\\"} & {*found[0]}, "Delta would write them into Java source"
-    assert [row["id"] for row in found] == [1]
+    assert [row["id"] for row in found] == [1, 3]
     # Readers other than Spark take the names.
-    assert DeltaTable(what.table).to_pyarrow_table().num_rows == 1
+    assert DeltaTable(what.table).to_pyarrow_table().num_rows == 2
 
 
 @pytest.mark.parametrize("scd_type", [1, pytest.param(2, marks=pytest.mark.slow)])

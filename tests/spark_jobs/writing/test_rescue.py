@@ -77,12 +77,14 @@ def test_parts_of_an_object_from_the_decoder_and_from_the_table_are_in_one(
     ingest(spark, url, what, {"id": 1})
     decoder = Json("id BIGINT, shop STRUCT<name: STRING, city: STRING>, at TIMESTAMP, local TIMESTAMP_NTZ", rescue=True)
     times = {"at": "2024-02-29T12:30:15.123456+02:00", "local": "2024-02-29T12:30:15.123456"}
-    send(url, {"id": 2, "shop": {"name": "a", "city": "b", "zip": 1.50}, **times}, {"id": 3, "shop": {"zip": 2}})
+    deep = b'{"id": 4, "shop": {"city": "b"}, "deep": %s1%s}' % (b"[" * 499, b"]" * 499)
+    send(url, {"id": 2, "shop": {"name": "a", "city": "b", "zip": 1.50}, **times}, {"id": 3, "shop": {"zip": 2}}, deep)
     drain(spark, str(url), replace(what, decoder=decoder, errors=ErrorPolicy(schema_changes="rescue")))
     assert [json.loads(row["_rescued"] or "null") for row in rows(spark, what)] == [
         None,
         {"shop": {"zip": 1.5, "city": "b"}, **times, "at": "2024-02-29T10:30:15.123456Z"},
         {"shop": {"zip": 2}},
+        {"shop": {"city": "b"}, "deep": json.loads(deep)["deep"]},
     ]
 
 
