@@ -45,11 +45,11 @@ class Standalone:
     log: Path
 
     def ask(self, path: str, *, method: str = "GET", body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return what the REST API answers; it is empty for what is not there (yet)."""
+        """Return what the REST API answers; it is empty for what is not there yet, and while SQLite is busy."""
         try:
             return _ask(f"{self.address}/api/v2/{path}", method=method, body=body, token=self.token)
         except HTTPError as error:
-            if error.code == 404:
+            if error.code in (404, 503):
                 return {}
             raise
 
