@@ -489,6 +489,11 @@ _scan_variant = scanner(
 )
 
 
+def _is_longer_than_name(text: str) -> bool:
+    """Return whether text is longer than a name of Jackson, which counts a character beyond U+FFFF twice."""
+    return 2 * len(text) > _MAX_NAME_LENGTH and len(text.encode("utf-16-le", "surrogatepass")) > 2 * _MAX_NAME_LENGTH
+
+
 def variant_problem(text: str) -> str | None:
     """Return why Spark's ``parse_json`` would reject or change a text; ``None`` if it takes the text as it is.
 
@@ -508,7 +513,7 @@ def variant_problem(text: str) -> str | None:
         if end != len(text):
             raise ValueError("more than one JSON value")
         # Checking each part of the value takes longer than parsing it, so only suspicious text is checked.
-        is_long = len(text) > _MAX_NAME_LENGTH
+        is_long = _is_longer_than_name(text)
         if is_long or "\\u" in text or text.count("[") + text.count("{") > MAX_JSON_LEVELS:
             variant_text(value)
     except StopIteration:
@@ -568,7 +573,7 @@ def json_text(value: Any, levels: int = MAX_JSON_LEVELS, *, of_variant: bool = F
             parts.append(json_text(item, levels - 1, of_variant=of_variant))
         return f"[{', '.join(parts)}]"
     for name, one in value.items():
-        if of_variant and len(name) > _MAX_NAME_LENGTH:
+        if of_variant and _is_longer_than_name(name):
             raise ValueError(f"a name with more than the {_MAX_NAME_LENGTH} characters of a VARIANT")
         parts.append(f"{encode_basestring(name)}: {json_text(one, levels - 1, of_variant=of_variant)}")
     return f"{{{', '.join(parts)}}}"

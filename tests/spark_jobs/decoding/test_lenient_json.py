@@ -197,6 +197,9 @@ def test_maps_and_variants(mode):
 LONG = "1" * 1000
 EXACT = "9" * 38
 NAME = "n" * 50_000
+# Jackson counts a character beyond U+FFFF twice.
+WIDE_NAME = "\U0001f600" * 25_000
+ESCAPED_NAME = "\\ud83d\\ude00" * 25_000
 
 
 @pytest.mark.parametrize("mode", JsonMode)
@@ -217,6 +220,10 @@ NAME = "n" * 50_000
         (f'"{LONG}1"', None),
         (f'{{"{NAME}":1}}', None),
         (f'{{"{NAME}n":1}}', "more than the 50000 characters"),
+        (f'{{"{WIDE_NAME}":1}}', None),
+        (f'{{"{WIDE_NAME}n":1}}', "more than the 50000 characters"),
+        (f'[{{"{ESCAPED_NAME}":1}}]', None),
+        (f'[{{"{ESCAPED_NAME}n":1}}]', "more than the 50000 characters"),
         ("[" * MAX_JSON_LEVELS + "]" * MAX_JSON_LEVELS, None),
         ("[" * (MAX_JSON_LEVELS + 1) + "]" * (MAX_JSON_LEVELS + 1), "nested deeper"),
         ("[" * 3000 + "]" * 3000, "nested"),
