@@ -32,9 +32,9 @@ dev: setup ## Open the Dagster UI on the demo's data (http://127.0.0.1:3000)
 	@mkdir -p .demo/dagster
 	DAGSTER_HOME=$(CURDIR)/.demo/dagster PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/dg dev -w workspace.yaml -h 127.0.0.1
 
-pictures: setup ## The pictures of the Dagster UI in docs/images, by the tests that look at its pages
+pictures: setup ## The pictures of the UIs of Dagster and Airflow in docs/images, by the tests that look at its pages
 	@tools/browser
-	STREAM_ASSETS_PICTURES=1 $(PYTEST) -m browser tests/stream_assets $(ARGS)
+	STREAM_ASSETS_PICTURES=1 $(PYTEST) -m browser tests/stream_assets tests/examples $(ARGS)
 
 docs: setup ## The site of the documentation into .site; make docs ARGS="serve" shows it at http://127.0.0.1:8000
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs $(or $(ARGS),build --strict)
