@@ -28,6 +28,7 @@ from spark_jobs.ledger.entries import MODES, LedgerEntry
 from spark_jobs.ledger.table_rows import ROW_PLACE, in_places, in_ranges
 from spark_jobs.reading.rejection import fail_on_bad_rows
 from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, STREAM_COLUMNS, read_on_driver, read_splits
+from spark_jobs.reading.spark_types import NOT_STORED, has_variant, text
 from spark_jobs.writing.delta_table import only_within, read_table
 from spark_jobs.writing.failures import (
     FailedRowError,
@@ -51,6 +52,7 @@ from stream_consumers.errors import (
 from stream_consumers.messages import Shard
 
 _log = logging.getLogger(__name__)
+_IS_NOT_STORED = f"_error = {text(NOT_STORED)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +143,11 @@ class _Read:
 def read_batch(target: TargetTable, batch: Batch, cached: Cached, *, is_isolated: bool = False) -> FilteredBatch:
     """Read the messages, count them, and split them into rows and dead letters.
 
-    They are read again if the first read shows one of three things:
+    They are read again if the first read shows one of four things:
 
     * A message crashes the decoder, so that executors have to decode in isolation.
     * There are undeclared fields, which become columns.
-    * The transform rejects rows for the first time, and their payloads were not kept.
+    * The transform rejects rows for the first time, or Spark refuses JSON, and the payloads were not kept.
 
     Args:
         target: the table.
@@ -167,6 +169,9 @@ def read_batch(target: TargetTable, batch: Batch, cached: Cached, *, is_isolated
                 raise
             _log.warning("batch %d of %s is decoded in isolation: %s", batch.number, target.ledger.app, error)
             is_isolated = True
+            continue
+        if found.dead and not keeps_payloads and not found.frame.where(_IS_NOT_STORED).isEmpty():
+            keeps_payloads = True
             continue
         if found.dead and target.columns.learn_fields(found.frame):
             keeps_payloads = target.filter.needs_payloads
@@ -198,7 +203,10 @@ def _read(target: TargetTable, batch: Batch, cached: Cached, *, keeps_payloads: 
         except Exception as error:  # noqa: BLE001 - a decoder of the user's may raise anything
             raise explain_read(f"{type(error).__name__}: {error}", what=what) from None
         if read is not None:
-            return _Read(read.frame(target.spark, source), read.messages, read.dead)
+            frame = read.frame(target.spark, source)
+            if has_variant(source.columns) and not frame.where(_IS_NOT_STORED).isEmpty():
+                return _counted(target, frame)
+            return _Read(frame, read.messages, read.dead)
     try:
         frame = read_splits(target.spark, splits, source, keeps_payloads=keeps_payloads, is_isolated=is_isolated)
         frame = cached.keep(_without_written(target, frame, batch.maybe_written))

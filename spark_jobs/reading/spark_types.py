@@ -1,14 +1,16 @@
 """Converts Spark's types to SQL and to Arrow's types, and handles VARIANT columns.
 
-Executors pass a VARIANT as JSON text, and Spark's ``parse_json`` creates the value, because PySpark itself is many
-times slower. ``parse_json`` fails the run on text that is not JSON, so decoders check it first; see
-:func:`spark_jobs.decoding.json_values.variant_problem`.
+Executors pass a VARIANT as JSON text, and Spark's ``try_parse_json`` creates the value, because PySpark itself is many
+times slower. Decoders check the text first, see :func:`spark_jobs.decoding.json_values.variant_problem`, but Spark may
+refuse more, such as many names with the same hash.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from inspect import signature
+from operator import or_
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +21,11 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructFi
 
 from spark_jobs.decoding.ddl import quoted
 from stream_consumers.errors import SchemaMismatchError
+
+NOT_STORED = "Spark cannot parse JSON of this message as a VARIANT"
+"""The error of messages that the decoder accepts, but Spark's ``try_parse_json`` does not."""
+# The prefix of the columns of parsed values, which must not collide with columns of the user.
+_MADE = "_stream_assets_variant_"
 
 
 def as_text(schema: StructType) -> StructType:
@@ -48,13 +55,41 @@ def _as_text(kind: DataType) -> DataType:
 def with_variants(rows: DataFrame, schema: StructType) -> DataFrame:
     """Return the rows with the columns of ``schema``, in which JSON text becomes a VARIANT.
 
+    If Spark refuses a text, the row gets the error :data:`NOT_STORED`; without a column for it, the write fails.
+
     Args:
         rows: rows with the columns of :func:`as_text`.
         schema: the columns of the result.
     """
     found = [column for column in schema.fields if has_variant(column.dataType)]
-    made = {column.name: _parsed(f.col(quoted(column.name)), column.dataType) for column in found}
-    return rows.withColumns(made) if made else rows
+    if not found:
+        return rows
+    texts = {column.name: f.col(quoted(column.name)) for column in found}
+    made = {f"{_MADE}{column.name}": _parsed(texts[column.name], column.dataType) for column in found}
+    parsed = rows.withColumns(made)
+    values = {name: f.col(quoted(f"{_MADE}{name}")) for name in texts}
+    is_refused = reduce(or_, (_differs(texts[c.name], values[c.name], c.dataType) for c in found))
+    if "_error" in rows.columns:
+        values["_error"] = f.coalesce("_error", f.when(is_refused, f.lit(NOT_STORED)))
+    else:
+        failed = f.raise_error(f.lit(NOT_STORED)).cast("boolean")
+        parsed = parsed.where(f.when(is_refused, failed).otherwise(f.monotonically_increasing_id() >= 0))
+    return parsed.withColumns(values).select(*map(quoted, rows.columns))
+
+
+def _differs(text: Column, value: Column, kind: DataType) -> Column:
+    """Return whether Spark has refused the text of a VARIANT in a value."""
+    if isinstance(kind, VariantType):
+        return f.isnull(text) != f.isnull(value)
+    if isinstance(kind, MapType):
+        text, value = f.map_values(text), f.map_values(value)
+        kind = ArrayType(kind.valueType)
+    if isinstance(kind, ArrayType):
+        pairs = f.zip_with(text, value, lambda one, other: _differs(one, other, kind.elementType))
+        return f.coalesce(f.exists(pairs, lambda differs: differs), f.lit(False))
+    assert isinstance(kind, StructType)
+    parts = [c for c in kind.fields if has_variant(c.dataType)]
+    return reduce(or_, (_differs(text.getField(c.name), value.getField(c.name), c.dataType) for c in parts))
 
 
 def has_variant(kind: DataType) -> bool:
@@ -65,7 +100,7 @@ def has_variant(kind: DataType) -> bool:
 def _parsed(value: Column, kind: DataType) -> Column:
     """Parse the JSON text of each VARIANT in a value, at any depth."""
     if isinstance(kind, VariantType):
-        return f.parse_json(value)
+        return f.try_parse_json(value)
     if isinstance(kind, ArrayType) and has_variant(kind):
         return f.transform(value, lambda item: _parsed(item, kind.elementType))
     if isinstance(kind, MapType) and has_variant(kind):

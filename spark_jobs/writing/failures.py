@@ -29,6 +29,7 @@ from pyspark.errors import (
 )
 
 from spark_jobs.reading.rejection import REJECTED
+from spark_jobs.reading.spark_types import NOT_STORED
 from spark_jobs.redaction import redacted
 from spark_jobs.table_location import MAX_NAME_BYTES
 from stream_consumers import errors
@@ -467,7 +468,7 @@ def _raised_by_us(error: Exception, *, table: str) -> StreamAssetsError | None:
     """Return the error of our own ``raise_error()`` conditions, which hold no value of a row, or ``None``."""
     raised = (head for head in first_lines(error) if _condition(head) == "USER_RAISED_EXCEPTION")
     said = [_CONDITION.sub("", head).partition(" SQLSTATE: ")[0] for head in raised]
-    if any(one.startswith(REJECTED) for one in said):
+    if any(one.startswith((REJECTED, NOT_STORED)) for one in said):
         return RejectedRowError(f"{REJECTED}, for {table}", remedy="The batch is read and counted first.")
     if any(one.startswith(FOREIGN_PLACE) for one in said):
         return TransformError(

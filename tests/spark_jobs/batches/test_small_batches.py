@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from spark_jobs.reading import source
 from spark_jobs.verify import verify
 from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.errors import DecoderCrashedError, SourceRecreatedError
+from stream_consumers.options import ErrorPolicy, OnBadRows
 from stream_consumers.urls import StreamUrl
 from tests.support.crashing import HUNGRY, SEGFAULT, Broken, Crashing
 from tests.support.crashing_streams import assert_refused, write_crashing
@@ -272,6 +274,39 @@ def test_values_without_a_schema_are_in_the_table(spark: SparkSession, folder: P
     with open_batch_source(url) as source:
         (verdict,) = verify(source, what)
     assert (verdict.rows, verdict.dead, verdict.missing, verdict.duplicated) == (5, 0, 0, 0)
+
+
+# Jackson refuses a document in which so many names have the same hash.
+SAME_HASH = json.dumps({"".join(parts): 1 for parts in itertools.product(("bA", "ab"), repeat=9)}).encode()
+
+
+@pytest.mark.parametrize("on_bad_rows", OnBadRows)
+@pytest.mark.parametrize(
+    "driver_records", [pytest.param(0, marks=pytest.mark.slow, id="executors"), pytest.param(1000, id="driver")]
+)
+def test_json_that_only_spark_refuses_is_a_dead_letter(
+    spark: SparkSession, folder: Path, driver_records: int, on_bad_rows: OnBadRows
+) -> None:
+    url = f"file://{folder}/orders.ss/orders"
+    errors = ErrorPolicy(on_bad_rows=on_bad_rows)
+    what = replace(ingestion(folder / "t", decoder=Json(SCHEMA)), driver_records=driver_records, errors=errors)
+    wrong = [
+        b'{"id":2,"%s":%s}' % (name, part)
+        for name, part in (
+            (b"extra", SAME_HASH),
+            (b"parts", b'{"v":%s}' % SAME_HASH),
+            (b"list", b"[1,%s]" % SAME_HASH),
+            (b"named", b'{"k":%s}' % SAME_HASH),
+        )
+    ]
+    send(url, json.dumps(FULL).encode(), *wrong, b'{"id":3}')
+    (report,) = drain(spark, url, what)
+    assert (report.rows, report.dead) == (2, 4)
+    assert [row["id"] for row in rows_of(spark, what)] == [1, 3]
+    letters = what.dead_letters().counted(spark, what.ledger())
+    assert letters is not None
+    found = letters.orderBy("sequence" if "sequence" in letters.columns else "_sequence").collect()
+    assert [bytes(row["payload"]) for row in found] == wrong
 
 
 def test_spark_stores_each_number_of_a_variant_that_is_taken(spark: SparkSession) -> None:
