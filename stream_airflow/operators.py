@@ -16,7 +16,6 @@ from stream_airflow.airflow_names import AirflowException, AirflowFailException,
 from stream_airflow.connections import connected, connected_spark
 from stream_airflow.declaration import StreamTable
 from stream_consumers.client_config import resolve
-from stream_consumers.display import counted
 from stream_consumers.errors import StreamAssetsError, Terminal
 from stream_consumers.messages import utc_text
 from stream_consumers.options import ConsumerMode, ErrorPolicy, Limits, check_range, choice
@@ -231,21 +230,12 @@ class StreamOperator(BaseOperator):
             if is_own:
                 session.stop()
 
-    def logged(self, events: Iterable[Event], ingestion: Ingestion) -> Iterator[BatchReport]:
-        """Log the events of a run as they arrive, and yield its batches."""
+    def logged(self, events: Iterable[Event]) -> Iterator[BatchReport]:
+        """Log the events of a run as they arrive, and yield its batches, which are in the log of the task already."""
         from spark_jobs.batches.ingestion import BatchReport, Continues, Waiting  # noqa: PLC0415 - as in session()
 
         for event in events:
             if isinstance(event, BatchReport):
-                self.log.info(
-                    "version %d of %s: %s from %s, %s; %d left",
-                    event.version,
-                    ingestion.table,
-                    counted(event.rows, "row"),
-                    counted(sum(event.messages.values()), "message"),
-                    counted(event.dead, "dead letter"),
-                    sum(event.lag.values()),
-                )
                 yield event
             elif not isinstance(event, Continues):
                 self.log.warning("%s", event.why if isinstance(event, Waiting) else event.what)
@@ -255,7 +245,7 @@ class StreamOperator(BaseOperator):
         from spark_jobs.run_report import BatchTotals  # noqa: PLC0415 - as in session()
 
         totals: BatchTotals | None = None
-        for batch in self.logged(events, ingestion):
+        for batch in self.logged(events):
             totals = totals or BatchTotals(batch)
             totals.add(batch)
         return self.summary(totals, ingestion)

@@ -112,7 +112,7 @@ class RebuildOperator(StreamOperator):
         ingestion = self.ingestion(declared)
         with self.session(declared) as spark, declared.stream.open() as opened:
             events = rebuild_events(spark, opened, ingestion)
-            batches = list(self.logged(events, ingestion))
+            batches = list(self.logged(events))
         # A run that was killed may have swapped the table already.
         swap = batches[-1] if batches and batches[-1].entry.kind == "rebuild" else None
         version = ingestion.ledger().read().version if swap is None else swap.version
