@@ -69,7 +69,7 @@ lint: setup ## Ruff, formatting included, and the direction of imports
 
 types: setup ## mypy, strict; stream_airflow with the packages of an environment with Airflow
 	$(BIN)/mypy
-	$(BIN)/mypy --python-executable "$$(tools/airflow)" --cache-dir .mypy_cache/airflow -p stream_airflow
+	python="$$(tools/airflow)" && $(BIN)/mypy --python-executable "$$python" --cache-dir .mypy_cache/airflow -p stream_airflow
 
 # None of the three keeps two cores busy.
 checks: setup
