@@ -39,6 +39,8 @@ from spark_jobs.decoding.isolated_process import (
 from spark_jobs.python_start import own_python
 from stream_consumers.errors import DecoderCrashedError, StreamAssetsError
 
+MAX_BLOCK_BYTES = 16 * 1024 * 1024
+"""The most bytes of decoded rows, in Arrow, that the JVM gets at once."""
 MAX_CRASHES = 20
 """Give up on a decoder after it fails for this many messages of a batch, or of an executor's split."""
 Decode: TypeAlias = Callable[[pa.RecordBatch], pa.RecordBatch]
@@ -188,7 +190,7 @@ def _decode_in_halves(
             if not isinstance(found, str) and row_size.has_large_row(found):
                 found = f"made a row for which Spark needs more than {row_size.MAX_ROW_BYTES} bytes"
             if not isinstance(found, str):
-                yield found
+                yield from within_bytes(found)
                 continue
             if part.num_rows > 1:
                 _log.warning("decoding %d messages %s; trying halves of them", part.num_rows, found)
@@ -202,6 +204,19 @@ def _decode_in_halves(
                     remedy="Correct the decoder; or read fewer messages per batch (max_records). Nothing was written.",
                 )
             yield refuse(part, f"decoding this message {found}")
+
+
+def within_bytes(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield the rows in blocks of at most :data:`MAX_BLOCK_BYTES`, unless one row has more.
+
+    Small payloads may become large rows, and the JVM holds a whole block in its memory.
+    """
+    if rows.num_rows < 2 or rows.nbytes <= MAX_BLOCK_BYTES:
+        yield rows
+        return
+    half = rows.num_rows // 2
+    yield from within_bytes(rows.slice(0, half))
+    yield from within_bytes(rows.slice(half))
 
 
 def _run(decode: bytes, part: pa.RecordBatch) -> pa.RecordBatch | Failure:

@@ -107,6 +107,19 @@ def test_a_message_that_becomes_a_large_row_is_refused(decode: Any, monkeypatch:
     assert found[2].startswith("11000: ")
 
 
+@pytest.mark.parametrize("decode", [decode_here, decode_isolated])
+def test_large_rows_of_small_messages_leave_the_decoder_in_small_blocks(
+    decode: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isolation, "MAX_BLOCK_BYTES", 100)
+    numbers = list(range(1, 100))
+    block = pa.record_batch({"number": pa.array(numbers, pa.int64())})
+    found = list(decode([block, block.slice(0, 0)], negated, refused))
+    assert [text for rows in found for text in rows.column("found").to_pylist()] == [str(-one) for one in numbers]
+    assert max(rows.nbytes for rows in found) <= 100
+    assert found[-1].num_rows == 0
+
+
 def test_signals_that_ask_a_run_to_end_do_not_end_the_process_in_the_middle_of_a_batch() -> None:
     assert decoded([1, STOPPED]) == ["-1", "6"]
 
