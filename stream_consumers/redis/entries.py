@@ -18,6 +18,12 @@ SUB_BITS = 16
 MAX_SUB = (1 << SUB_BITS) - 1
 MAX_MS = (1 << 47) - 1
 """The last millisecond whose sequences fit into signed 64-bit numbers, in the year 6429."""
+MAX_OTHER_BYTES = 256 * 1024 * 1024
+"""The most bytes of an entry, in the form in which they are kept, beside those of its payload."""
+# A byte of a name that is not UTF-8 is shown as four characters, and as JSON a byte may become six.
+_MAX_PRINTED, _MAX_ESCAPES = 4, 5
+_PLAIN = bytes(byte for byte in range(0x20, 0x7F) if byte not in b'"\\')
+_NOT_KEPT = f"its bytes are not kept, which as JSON are more than {MAX_OTHER_BYTES:,}"
 _PATTERN_CHARACTERS = re.compile(rb"[*?\[\]\\]")
 RawEntry: TypeAlias = tuple[bytes, "list[bytes] | None"]
 """An entry of a Redis reply: the id, and alternating names and values; ``None`` if the entry was trimmed."""
@@ -278,16 +284,19 @@ def read_entry(shard: Shard, entry_id: bytes, fields: list[bytes], message_field
     sequence = to_sequence(entry_id)
     pairs = list(zip(fields[::2], fields[1::2]))
     payloads = [value for name, value in pairs if name == message_field]
-    if len(payloads) == 1:
+    others = sum(_MAX_PRINTED * len(name) + len(value) for name, value in pairs if name != message_field)
+    if len(payloads) == 1 and others <= MAX_OTHER_BYTES:
         headers = tuple((printable_key(name), value) for name, value in pairs if name != message_field)
         return Message(shard, sequence, to_timestamp_ms(sequence), payloads[0], headers=headers)
     field = printable_key(message_field)
-    error = (
-        f"the entry has no field {field!r}"
-        if not payloads
-        else f"the field {field!r} occurs {counted(len(payloads), 'time')}"
-    )
-    return DeadLetter(shard, sequence, to_timestamp_ms(sequence), original_bytes(fields), error)
+    if len(payloads) == 1:
+        error = f"the fields beside {field!r} have more than {MAX_OTHER_BYTES:,} bytes"
+    elif payloads:
+        error = f"the field {field!r} occurs {counted(len(payloads), 'time')}"
+    else:
+        error = f"the entry has no field {field!r}"
+    kept = original_bytes(fields)
+    return DeadLetter(shard, sequence, to_timestamp_ms(sequence), kept, error if kept else f"{error}; {_NOT_KEPT}")
 
 
 def read_reply(shard: Shard, entry_id: bytes, fields: list[bytes] | None, message_field: bytes) -> Message | DeadLetter:
@@ -316,9 +325,14 @@ def read_reply(shard: Shard, entry_id: bytes, fields: list[bytes] | None, messag
 def original_bytes(fields: list[bytes]) -> bytes:
     """Encode names and values as JSON without loss: each byte becomes the character with its number.
 
+    Returns:
+        The JSON; empty if it would have more than :data:`MAX_OTHER_BYTES`, because it has up to six times the bytes.
+
     Example:
         >>> original_bytes([b"msg", b"{}"])
         b'[["msg", "{}"]]'
     """
+    if sum(len(part) + _MAX_ESCAPES * len(part.translate(None, _PLAIN)) for part in fields) > MAX_OTHER_BYTES:
+        return b""
     pairs = zip(fields[::2], fields[1::2])
     return json.dumps([[name.decode("latin-1"), value.decode("latin-1")] for name, value in pairs]).encode()

@@ -306,7 +306,8 @@ def dead_letter(entry: FetchedEntry, *, stream: str, group: str, reason: str, is
         headers = {**was.headers, **place}
         return EventMessage(was.payload, was.uid, was.key, was.kind, was.idempotency_key, headers)
     headers = {**place, SIZE: str(entry.size)}
-    return EventMessage(entry.original, f"malformed-{entry.id}", entry.id, MALFORMED_KIND, headers=headers)
+    original = b"" if is_pointer else entry.original
+    return EventMessage(original, f"malformed-{entry.id}", entry.id, MALFORMED_KIND, headers=headers)
 
 
 class Subscription:

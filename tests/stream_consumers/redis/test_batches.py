@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from stream_consumers.batches import BatchPlan, PositionFacts, Range, Resume, hint_with_facts, position_facts_in
 from stream_consumers.errors import DataLossError, FormatError
-from stream_consumers.messages import Message, Shard
+from stream_consumers.messages import DeadLetter, Message, Shard
 from stream_consumers.options import Limits
+from stream_consumers.redis import entries
 from stream_consumers.redis.batches import RedisBatchSource, RedisSplit, plain_entries
 from stream_consumers.redis.entries import MAX_MS, MAX_SUB, read_entry, to_sequence
 from stream_consumers.urls import StreamUrl
@@ -304,3 +305,19 @@ def test_columns_are_what_the_entries_are(page: list[tuple[bytes, list[bytes]]])
         assert sequences == [message.sequence for message in found]
         assert times == [message.timestamp_ms for message in found]
         assert payloads == [message.payload for message in found]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [[b"other", b"\x80" * 100], [b"msg", b"{}", b"\x80" * 200, b""], [b"msg", b"{}", b"x", b"y" * 600]],
+    ids=["payload", "name", "value"],
+)
+def test_an_entry_that_would_need_too_many_bytes_is_a_dead_letter_without_them(
+    fields: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = read_entry(Shard("orders"), b"1-0", fields, b"msg")
+    assert not isinstance(whole, DeadLetter) or whole.payload
+    monkeypatch.setattr(entries, "MAX_OTHER_BYTES", 500)
+    found = read_entry(Shard("orders"), b"1-0", fields, b"msg")
+    assert isinstance(found, DeadLetter)
+    assert found.payload == b""
