@@ -56,6 +56,8 @@ _PARAMETER = re.compile(
 )
 # A client encodes a password together with a user. A word without digits and signs is none.
 _CREDENTIALS = re.compile(r"\b(Basic|Bearer) (?=[\w+/.~-]*[0-9=+/])[\w+/.~-]{8,}=*")
+# A JSON Web Token, which a client may have fetched itself, so that its value is not known; it may be truncated.
+_TOKEN = re.compile(r"\beyJ[\w-]{8,}(?:\.[\w-]*){1,4}")
 # A client or a server may truncate a value that it repeats, so the first 12 characters identify it. A shorter value may
 # be a common word, so it is not searched for within other words.
 _MIN_PREFIX_CHARACTERS = 12
@@ -198,8 +200,8 @@ def redact_options(text: str, options: Mapping[str, object]) -> str:
     digits and escaped. A secret of fewer than 12 characters is recognized only as a whole word. A longer one is also
     recognized in another case and by its beginning, but not without its first 12 characters. The parts of a secret,
     such as the password in a URL, are secrets as well, unless the value is the path of a file. The user and the
-    password of any URL in the text are secrets, too, as are its parameters with names like ``password`` or ``sig``, and
-    the session tokens in the answers of S3.
+    password of any URL in the text are secrets, too, as are its parameters with names like ``password`` or ``sig``,
+    JSON Web Tokens, and the session tokens in the answers of S3.
 
     Args:
         text: the text of an error.
@@ -215,7 +217,7 @@ def redact_options(text: str, options: Mapping[str, object]) -> str:
             secrets |= _secrets(str(value), has_parts=bool(_SECRET.match(name) or not _PATH.fullmatch(str(value))))
     for secret in sorted(secrets, key=len, reverse=True):
         text = _redact(text, secret)
-    text = _CREDENTIALS.sub(rf"\1 {HIDDEN}", text)
+    text = _TOKEN.sub(HIDDEN, _CREDENTIALS.sub(rf"\1 {HIDDEN}", text))
     return _PARAMETER.sub(rf"\1{HIDDEN}", _USER_INFO.sub(f"://{HIDDEN}@", text))
 
 

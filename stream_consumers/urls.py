@@ -27,7 +27,7 @@ _PRINCIPAL = re.compile(r"(jdbc:hive2://[^\s\"@]*;principal=)[\w./-]+@[\w.-]+", 
 # The user and the password of an address, or only the user, unless that is the container of an address of Azure.
 USER_INFO = r"(?<!abfs|wasb)(?<!abfss|wasbs)://[^/\s]*@|://[^/\s:@]*:[^/\s]*@"
 # A parameter of an address whose value is a secret, such as a password of JDBC or the signature of a storage.
-SECRET_PARAMETER = r"[?&;][\w.-]*(?:password|pwd|pw|token|secret|sig|signature|key|auth)="  # noqa: S105 - names of parameters
+SECRET_PARAMETER = r"[?&;][\w.-]*(?:password|pwd|pw|token|secret|sig|signature|key|auth|assertion)="  # noqa: S105 - names of parameters
 # Protocols whose stream keys may be arbitrary bytes.
 _ANY_KEYS = frozenset({"redis", "rediss"})
 # Characters that may belong to, or precede, a password.

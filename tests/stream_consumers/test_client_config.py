@@ -173,3 +173,10 @@ def test_the_text_of_a_client_keeps_what_is_no_secret() -> None:
     options = {"AWS_ENDPOINT_URL": "http://store:9000", "region": "us-east-1", "timeout": "10", "cluster": "true"}
     options |= {"user": "me", "max": 3, "password": ""}  # type: ignore[dict-item]
     assert redact_options(said, options) == said
+
+
+@pytest.mark.parametrize("end", ["eyJzdWIiOiJtZSJ9.c2lnbmF0dXJl", "eyJzdWIiOiJtZSJ9", "eyJz"])
+def test_a_token_that_the_client_has_fetched_itself_is_hidden(end: str) -> None:
+    said = redact_options(f"cannot verify the token eyJhbGciOiJSUzI1NiJ9.{end}, or client_assertion=opaque4711", {})
+    assert said == "cannot verify the token [hidden], or client_assertion=opaque4711"
+    assert redact_options("POST https://login/t?client_assertion=opaque4711", {}).endswith("client_assertion=[hidden]")
