@@ -51,6 +51,11 @@ class Measurement:
             + self.blocked()
         )
 
+    def describe_lost(self) -> str:
+        """Return the messages that are gone from the stream and were not read, as text; empty if there are none."""
+        parts = ", ".join(f"{shard}: {part.start} to {part.end}" for shard, part in sorted(self.lost.items()))
+        return f"messages are gone from the stream that the group has not read: {parts}" if parts else ""
+
     def blocked(self) -> str:
         """Return the messages that an open transaction holds back, as text; empty if there are none."""
         shards = _describe_counts({shard: extent.blocked for shard, extent in self.extents.items()})

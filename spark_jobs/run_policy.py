@@ -273,9 +273,7 @@ def decide(
         return Decision(0, f"{past.describe_in_flight()}; {found.describe()}", cancelled=shown)
     is_lag_asked = found.is_exact and not policy.keeps_alive
     if is_lag_asked and not found.total and not (is_first_from_the_end and found.state.newest is None):
-        if not found.extents:
-            return Decision(0, "no lag: the stream is empty or does not exist")
-        return Decision(0, f"no lag: {counted(len(found.extents), 'shard')} read completely{found.blocked()}")
+        return Decision(0, _no_lag(found))
     latest = (now if waits.waiting_since is None else waits.waiting_since) + policy.max_wait_seconds
     if is_lag_asked and found.total and found.total < policy.min_lag and now < latest:
         reason = (
@@ -288,6 +286,14 @@ def decide(
         return replace(pause, reason=f"{pause.reason}; {found.describe()}", cancelled=shown)
     shards = sum(1 for count in found.lag.values() if count or policy.keeps_alive)
     return Decision(max(1, min(policy.max_runs - len(past.in_flight), shards)))
+
+
+def _no_lag(found: Measurement) -> str:
+    if lost := found.describe_lost():
+        return f"no lag, but {lost}"
+    if not found.extents:
+        return "no lag: the stream is empty or does not exist"
+    return f"no lag: {counted(len(found.extents), 'shard')} read completely{found.blocked()}"
 
 
 def _after_cancel(cancelled: PastRun | None, policy: RunPolicy, now: float) -> Decision | None:

@@ -38,7 +38,7 @@ class RequestedRun:
 
     def has_done(self, found: Measurement) -> bool:
         """Return whether everything that was there when the run was requested is in the table."""
-        if found.state.newest is not None and not found.total:
+        if found.state.newest is not None and not found.total and not found.lost:
             return True
         # Members that claim entries have no positions: then any batch counts.
         positions = found.state.positions

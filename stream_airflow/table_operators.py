@@ -23,7 +23,7 @@ class ReplayOperator(StreamOperator):
     """Reads a range of the stream again and replaces its rows; by default the time of the data interval of the run.
 
     So ``airflow backfill create`` replaces the rows of the days that it is given. A retry continues the replay of the
-    task. A task that is cleared replays anew.
+    task. A task that is cleared after it has ended replays anew.
 
     Args:
         start: where to start: a time, ``earliest``, a sequence, or a sequence per shard (``orders/0=5,orders/1=7``).
@@ -89,10 +89,11 @@ class ReplayOperator(StreamOperator):
             start, stop = (Bound.at_time(moment.isoformat()) for moment in (first, end))
         asked = [str(start), str(stop), self.on_replay]
         digest = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
-        task = context["ti"]
-        # The retries of a task have one number, and each time that it is cleared it gets another one.
-        times_cleared = task.max_tries - (self.retries or 0)
-        own = f"{task.dag_id}/{task.task_id}/{task.map_index}/{task.run_id}/{times_cleared}/{digest[:16]}"
+        task, begun = context["ti"], context["dag_run"].start_date
+        # Only the retries of a task share all of it. A run that is deleted and created again has the same id but begins
+        # later, as a run that has ended and is cleared does. A task that is cleared in a running run gets more tries.
+        own_run = f"{task.run_id}/{'' if begun is None else begun.isoformat()}/{task.max_tries - (self.retries or 0)}"
+        own = f"{task.dag_id}/{task.task_id}/{task.map_index}/{own_run}/{digest[:16]}"
         return Replay(start, stop, choice(OnReplay, self.on_replay, option="on_replay"), id=own)
 
 

@@ -122,6 +122,8 @@ class StreamLagTrigger(BaseEventTrigger):
                     _close(watch)
                     watch = None
                     continue
+                lost, is_news = found.describe_lost(), found.describe_lost() not in ("", reported)
+                reported = lost
                 now = time.time()
                 waits = waits.after(found, now)
                 requested = requested.after(found, now, patience_seconds=self.patience_seconds)
@@ -134,7 +136,9 @@ class StreamLagTrigger(BaseEventTrigger):
                     self.log.info("%s", decision.reason or f"{found.describe()}: a run is wanted")
                 if decision.runs:
                     requested = requested.requested(found, now)
-                    yield _event(self._payload(found))
+                if decision.runs or is_news:
+                    # After a loss, the run fails with the error, or records it.
+                    yield _event(self._payload(found, **({"lost": lost} if lost else {})))
                 latest = self.interval_seconds if decision.until is None else decision.until - now
                 await asyncio.sleep(max(_MIN_PAUSE_SECONDS, min(self.interval_seconds, latest)))
         finally:

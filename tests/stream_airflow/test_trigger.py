@@ -16,9 +16,11 @@ pytestmark = pytest.mark.xdist_group("airflow")
 # One process, because importing Airflow takes several seconds.
 WATCH = """
 import asyncio, json, os, sys, time
+from dataclasses import replace
 from pathlib import Path
 from spark_jobs.ledger.entries import ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
+from stream_airflow.measuring import LagWatch
 from stream_airflow.trigger import StreamLagTrigger
 from stream_consumers.batches import Range
 from stream_consumers.create import create_producer, open_batch_source
@@ -86,6 +88,14 @@ except InvalidOptionError:
 forget_memory_broker(StreamUrl.parse(URL))
 produce(5)
 found["lost"] = fired(table="written")
+
+async def without_the_unread(watch):
+    # What a memory broker has lost is not known to it.
+    measured = await measure(watch)
+    return replace(measured, lag=dict.fromkeys(measured.lag, 0), lost={SHARD: Range(30, 35)})
+
+measure, LagWatch.measure = LagWatch.measure, without_the_unread
+found["unread"] = fired(table="few")
 print(json.dumps(found))
 """
 
@@ -114,3 +124,4 @@ def test_the_trigger_fires_when_a_run_is_wanted_and_survives_all_errors(tmp_path
     assert found["refused"], "it cannot know which runs are in flight"
     assert len(found["lost"]) == 1, "each loss starts one run, which reports it"
     assert "error" in found["lost"][0]
+    assert [(event["lag"], "lost" in event) for event in found["unread"]] == [(0, True)]
