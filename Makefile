@@ -2,6 +2,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 export STREAM_ASSETS_CACHE := $(CURDIR)/.cache
 export DAGSTER_DISABLE_TELEMETRY := 1
+# As in tools/install.
+export UV_NATIVE_TLS := true
 BIN := .venv/bin
 READY := .venv/ready
 CLASSES := .cache/spark-classes.jsa
