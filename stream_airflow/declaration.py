@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from stream_consumers.client_config import ClientConfig, Deferred, EnvironmentVariable, Scalar, resolve
+from stream_consumers.client_config import ClientConfig, Scalar, option_value, resolve
 from stream_consumers.create import StreamSource
 from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, ErrorPolicy, choose_fields
 
 if TYPE_CHECKING:
     from spark_jobs.batches.ingestion import Ingestion
-
-VARIABLE_PREFIX = "env:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +117,4 @@ class StreamTable:
 
 def _with_variables(options: Mapping[str, Scalar]) -> ClientConfig:
     """Return options whose values ``env:NAME`` are variables, as on the command line."""
-    found: dict[str, Scalar | Deferred] = {}
-    for name, value in options.items():
-        is_variable = isinstance(value, str) and value.startswith(VARIABLE_PREFIX)
-        found[name] = EnvironmentVariable(str(value).removeprefix(VARIABLE_PREFIX)) if is_variable else value
-    return found
+    return {name: option_value(value) for name, value in options.items()}

@@ -122,8 +122,8 @@ class StreamLagTrigger(BaseEventTrigger):
                     _close(watch)
                     watch = None
                     continue
-                lost, is_news = found.describe_lost(), found.describe_lost() not in ("", reported)
-                reported = lost
+                lost = found.describe_lost()
+                is_news, reported = lost not in ("", reported), lost
                 now = time.time()
                 waits = waits.after(found, now)
                 requested = requested.after(found, now, patience_seconds=self.patience_seconds)

@@ -67,6 +67,7 @@ _BEFORE_WORD = (
     r"|(?<=\\[abfnrtv0])|(?<=\\x[0-9A-Fa-f]{2})|(?<=\\u[0-9A-Fa-f]{4}))"
 )
 _AFTER_WORD = r"(?![^\W_])"
+_VARIABLE = "env:"
 
 
 @runtime_checkable
@@ -143,9 +144,18 @@ def parse_client_option(text: str) -> tuple[str, Scalar | Deferred]:
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise InvalidOptionError("an option has no name or no value", remedy="Write NAME=VALUE or NAME=env:VARIABLE.")
-    if value.startswith("env:"):
-        return name, EnvironmentVariable(value.removeprefix("env:"))
-    return name, value
+    return name, option_value(value)
+
+
+def option_value(value: Scalar) -> Scalar | Deferred:
+    """Return the value of an option; a text ``env:VARIABLE`` stays in the environment.
+
+    Example:
+        >>> option_value("env:KAFKA_PASSWORD"), option_value(5)
+        (EnvironmentVariable(name='KAFKA_PASSWORD'), 5)
+    """
+    is_variable = isinstance(value, str) and value.startswith(_VARIABLE)
+    return EnvironmentVariable(str(value).removeprefix(_VARIABLE)) if is_variable else value
 
 
 def check_header_value(secret: str, name: str) -> str:

@@ -287,10 +287,7 @@ class RedisConnection:
         """
         for begin in range(0, len(commands), page_size):
             with self.explained(what):
-                pipeline = self.connection.pipeline(transaction=False)
-                for words in commands[begin : begin + page_size]:
-                    pipeline.execute_command(*words)
-                found = pipeline.execute(raise_on_error=False)
+                found = self._pipelined(commands[begin : begin + page_size])
             yield from found
 
     def replies(self, commands: Sequence[Command], what: str, *, page_size: int = PAGE_SIZE) -> Iterator[Any]:
@@ -315,12 +312,8 @@ class RedisConnection:
             redis.RedisError: it is unknown which commands were executed.
         """
         if not self.is_cluster:
-            pipeline = self.connection.pipeline(transaction=False)
-            for words in commands:
-                pipeline.execute_command(*words)
-            found: list[Any] = pipeline.execute(raise_on_error=False)
-            return found
-        found = []
+            return self._pipelined(commands)
+        found: list[Any] = []
         for words in commands:
             try:
                 found.append(self.connection.execute_command(*words))
@@ -329,6 +322,13 @@ class RedisConnection:
                 return [*found, *(lost for _ in commands[len(found) :])]
             except redis.RedisError as error:
                 found.append(error)
+        return found
+
+    def _pipelined(self, commands: Iterable[Command]) -> list[Any]:
+        pipeline = self.connection.pipeline(transaction=False)
+        for words in commands:
+            pipeline.execute_command(*words)
+        found: list[Any] = pipeline.execute(raise_on_error=False)
         return found
 
     def run(self, script: str, keys: Sequence[bytes], arguments: Sequence[object], what: str) -> Any:
