@@ -320,6 +320,7 @@ class FirstMessages(ClosesOnExit):
         self._consumer: Consumer = cluster.consumer(
             enable_partition_eof=True,
             queued_min_messages=1,
+            fetch_queue_backoff_ms=1,
             fetch_wait_max_ms=10,
             max_partition_fetch_bytes=LOOKUP_FETCH_BYTES,
         )
@@ -352,6 +353,8 @@ class FirstMessages(ClosesOnExit):
                         raise explained
                     self.damaged.add(shard)
                 waiting.remove(shard)
+                # Otherwise brokers answer with batches of this partition only, until it has no more.
+                self._consumer.incremental_unassign([TopicPartition(shard.stream, shard.id)])
             if waiting and time.monotonic() > deadline:
                 raise BrokerUnavailableError(
                     f"{min(waiting)} of {self._cluster.url} cannot be read: no answer",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import tracemalloc
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -256,6 +257,26 @@ def test_keys_and_headers_count_towards_the_limit(broker: Broker, part: dict[str
 def payloads_of(batch: Any) -> list[bytes]:
     found: list[bytes] = batch.column("payload").to_pylist()
     return found
+
+
+def test_a_look_up_of_one_message_reads_no_backlog(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = broker.create(partitions=4)
+    for number, _ in itertools.product(range(4), range(10)):
+        broker.send(topic, [bytes(100)] * 500, partition=number)
+    received: list[Shard] = []
+
+    def shard_of(message: Message) -> Shard:
+        received.append(messages.shard_of(message))
+        return received[-1]
+
+    monkeypatch.setattr(batches, "shard_of", shard_of)
+    with KafkaBrokers(f"kafka://{broker.address}/{topic}") as cluster, FirstMessages(cluster) as first:
+        found = first.at({Shard(topic, number): 1250 for number in range(4)})
+        assert {shard: message.offset() for shard, message in found.items()} == {
+            Shard(topic, number): 1250 for number in range(4)
+        }
+    # With all partitions assigned to the end, brokers send batches of one of them until it has no more.
+    assert len(received) < 1000
 
 
 @pytest.mark.parametrize("name", ["max.partition.fetch.bytes", "fetch.message.max.bytes"])
