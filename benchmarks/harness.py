@@ -190,19 +190,19 @@ class Bench:
         """The memory of the local server now."""
         return ProcessTree(*self._spark).memory()
 
-    def compare(self, title: str, text: str, cases: Sequence[Case], *, messages: int) -> Mapping[str, float]:
+    def compare(self, title: str, text: str, cases: Sequence[Case], *, messages: int) -> Mapping[str, Sample]:
         """Measure the cases in turn, after one round that is not counted.
 
         Returns:
-            The median seconds of each case.
+            The median of the seconds and of the CPU time of each case, and its largest memory.
         """
         columns = ("seconds", "messages/s", "fastest", "slowest", "CPU-seconds", "peak MB")
         section, medians = self.section(title, text, columns), {}
         for name, samples in self.measure(cases).items():
-            seconds_of, cpu, peak = zip(*samples)
-            medians[name] = median(seconds_of)
-            rate = round(messages / medians[name])
-            values = (medians[name], rate, min(seconds_of), max(seconds_of), median(cpu), max(peak) // MEGABYTE)
+            seconds_of, cpu_of, peak_of = zip(*samples)
+            seconds, cpu, peak = median(seconds_of), median(cpu_of), max(peak_of)
+            medians[name] = Sample(seconds, cpu, peak)
+            values = (seconds, round(messages / seconds), min(seconds_of), max(seconds_of), cpu, peak // MEGABYTE)
             self.row(section, name, *values)
         return medians
 

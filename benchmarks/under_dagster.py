@@ -188,8 +188,8 @@ def freshness(bench: Bench) -> None:
         percentiles[name] = np.percentile(delays, [50, 95, 99, 100])
         bench.row(section, name, *map(float, percentiles[name]), commits_made)
     ours, theirs = percentiles["stream-assets, lingering"], percentiles["Structured Streaming"]
-    bench.target(section, "freshness: p50, times Structured Streaming's", float(ours[0] / theirs[0]), at_most=1.0)
-    bench.target(section, "freshness: p95, times Structured Streaming's", float(ours[1] / theirs[1]), at_most=1.2)
+    bench.target(section, "freshness: p50, times Structured Streaming's", float(ours[0] / theirs[0]), at_most=0.8)
+    bench.target(section, "freshness: p95, times Structured Streaming's", float(ours[1] / theirs[1]), at_most=1.0)
 
 
 def lingering_costs(bench: Bench) -> None:
