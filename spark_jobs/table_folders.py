@@ -22,8 +22,9 @@ _ACLS = ("system.posix_acl_access", "system.posix_acl_default", "system.nfs4_acl
 def create_folder(folder: str, *, table: str) -> None:
     """Create a local folder with the access that the table's folder gives, and :func:`check_folder` an existing one.
 
-    An existing folder keeps its access, which its owner may have chosen. If this process cannot create the folder,
-    Spark does, which may run as another user.
+    If the table is a link to a folder elsewhere, the folders above that one limit access as well, so that the new
+    folder is private. An existing folder keeps its access, which its owner may have chosen. If this process cannot
+    create the folder, Spark does, which may run as another user.
 
     Args:
         folder: the folder.
@@ -38,7 +39,8 @@ def create_folder(folder: str, *, table: str) -> None:
             os.mkdir(path, stat.S_IRWXU)
             opened = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
-                _give_access(opened, of_table)
+                if _parent(path) == _parent(os.path.realpath(of_table)):
+                    _give_access(opened, of_table)
             finally:
                 os.close(opened)
     check_folder(folder, table=table)
@@ -71,6 +73,10 @@ def check_folder(folder: str, *, table: str) -> None:
         f"{folder} {of_user if is_folder else 'is a link or a file, and not a folder'}",
         remedy=f"If you trust what is in it, make it a folder of the owner of {table} (chown -R); otherwise delete it.",
     )
+
+
+def _parent(path: str) -> str:
+    return os.path.realpath(os.path.dirname(path))
 
 
 def _give_access(folder: int, table: str) -> None:

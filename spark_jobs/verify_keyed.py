@@ -29,13 +29,24 @@ from spark_jobs.verify import places_read
 from spark_jobs.writing.delta_table import read_table
 from spark_jobs.writing.failures import COMPARING, translating_spark_errors
 from spark_jobs.writing.key_history import start_column, with_extents
-from spark_jobs.writing.keyed import DELETED, EXTENT, SEQUENCE_BY, Keys, after_truncate, last_truncate, newest_changes
+from spark_jobs.writing.keyed import (
+    DELETED,
+    EXTENT,
+    FOUND,
+    SEQUENCE_BY,
+    Keys,
+    after_truncate,
+    last_truncate,
+    newest_changes,
+)
 from stream_consumers.batches import BatchSource, Extent, Range
 from stream_consumers.errors import InvalidOptionError, StreamNotFoundError, UnsupportedError
 from stream_consumers.messages import Shard
 
 MAX_EXAMPLES = 5
 """How many places of each fault are in a verdict."""
+_KEY = "_key_{}"
+"""The key columns of what is compared, so that the user's names are not beside those of this module."""
 _IS_VALID = "_is_valid"
 FAULTS = ("missing", "stale", "undeleted", "unknown", "doubled", "other")
 """The counts of a verdict that must be 0."""
@@ -152,14 +163,17 @@ def _check_merged(state: LedgerState, ingestion: Ingestion) -> None:
 
 def _verdict(changes: DataFrame, table: DataFrame, held: str, keys: Keys) -> KeyedVerdict:
     is_history = f.lit(keys.keeps_history)
-    names = [*keys.columns, *(ROW_PLACE if keys.keeps_history else ())]
+    of_key = {_KEY.format(number): f.col(quoted(name)) for number, name in enumerate(keys.columns)}
+    names = [*of_key, *(ROW_PLACE if keys.keeps_history else ())]
     starts = () if not keys.keeps_history or keys.is_ordered_by_position else (start_column(keys),)
     orders = () if keys.keeps_history or keys.is_ordered_by_position else (SEQUENCE_BY,)
-    of_names = [quoted(name) for name in names]
-    messages, rows = changes.count(), _marked(table, keys)
+    messages, (rows, is_valid) = changes.count(), _with_validity(table, keys)
     if not keys.keeps_history:
         changes = newest_changes(changes, keys)
-    of_rows = rows.groupBy(*of_names).agg(
+    keyed = [column.alias(name) for name, column in of_key.items()]
+    rows = rows.select(*keyed, *ROW_TIME, DELETED, *starts, *orders, is_valid.alias(_IS_VALID))
+    changes = changes.select(*keyed, *ROW_TIME, DELETED, *starts, *orders)
+    of_rows = rows.groupBy(*names).agg(
         f.max(f.struct(*ROW_TIME, DELETED, *starts, *orders)).alias("row"),
         f.count("*").alias("count"),
         f.count_if(~f.col(DELETED)).alias("shown"),
@@ -167,7 +181,7 @@ def _verdict(changes: DataFrame, table: DataFrame, held: str, keys: Keys) -> Key
         f.max(f.expr(held)).alias("is_held"),
     )
     change = f.struct(*ROW_TIME, DELETED, *starts, *orders)
-    joined = changes.select(*of_names, change.alias("change")).join(of_rows, names, "full_outer")
+    joined = changes.select(*names, change.alias("change")).join(of_rows, names, "full_outer")
     has_change, has_row = f.col("change").isNotNull(), f.col("row").isNotNull()
     deletes, is_deleted, is_held = f.col(f"change.{DELETED}"), f.col(f"row.{DELETED}"), f.col("is_held")
     is_same = _place_in("row", *starts).eqNullSafe(_place_in("change", *starts))
@@ -188,7 +202,7 @@ def _verdict(changes: DataFrame, table: DataFrame, held: str, keys: Keys) -> Key
     }
     place = f.coalesce(f.when(has_change, _place_in("change")), _place_in("row"))
     sums = [
-        f.count_distinct(f.when(has_change, f.struct(*map(quoted, keys.columns)))).alias("keys"),
+        f.count_distinct(f.when(has_change, f.struct(*of_key))).alias("keys"),
         f.coalesce(f.sum("shown"), f.lit(0)).alias("rows"),
         f.coalesce(f.sum(f.col("count") - 1), f.lit(0)).alias("doubled"),
         f.count_if((is_newer | (~has_change & has_row & ~is_held)) & is_shown).alias("unread"),
@@ -215,14 +229,12 @@ def _with_dead_letters(verdict: KeyedVerdict, dead: DataFrame, messages: DataFra
     return replace(verdict, other=verdict.other + count, examples=shown)
 
 
-def _marked(table: DataFrame, keys: Keys) -> DataFrame:
-    """Return the rows to compare, with ``_deleted``, and whether they are valid from their change to the next one."""
+def _with_validity(table: DataFrame, keys: Keys) -> tuple[DataFrame, Column]:
+    """Return the rows to compare, with ``_deleted``, and whether each is valid from its change to the next one."""
     if keys.keeps_history:
-        stored, extent = f.col("_stored"), f.struct(*EXTENT)
-        rows = with_extents(table.withColumn("_stored", extent), keys)
-        return rows.withColumn(_IS_VALID, stored.eqNullSafe(extent))
-    is_deleted = f.col(DELETED) if keys.keeps_deletions else f.lit(False)
-    return table.withColumns({DELETED: is_deleted, _IS_VALID: f.lit(True)})
+        extent = f.struct(*EXTENT)
+        return with_extents(table.withColumn(FOUND, extent), keys), f.col(FOUND).eqNullSafe(extent)
+    return table.withColumn(DELETED, f.col(DELETED) if keys.keeps_deletions else f.lit(False)), f.lit(True)
 
 
 def _place_in(struct: str, *more: str) -> Column:

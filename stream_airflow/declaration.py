@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from spark_jobs.table_location import check_location
 from stream_consumers.client_config import ClientConfig, Scalar, option_value, resolve
 from stream_consumers.create import StreamSource
 from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, ErrorPolicy, choose_fields
+from stream_consumers.urls import StreamUrl
 
 if TYPE_CHECKING:
     from spark_jobs.batches.ingestion import Ingestion
@@ -31,6 +33,9 @@ class StreamTable:
             the keys of the streams, separated by commas.
         storage_conn_id: a connection of Airflow with the options of the table's storage.
 
+    Raises:
+        InvalidUrlError, InvalidOptionError: a URL is invalid or has credentials, which logs and events would show.
+
     Example:
         >>> StreamTable("memory://shop/orders", "lake/orders", "lakehouse").arguments()
         {'source': 'memory://shop/orders', 'table': 'lake/orders', 'group': 'lakehouse'}
@@ -51,6 +56,9 @@ class StreamTable:
         choose_fields(self, mode=ConsumerMode, on_data_loss=DataLoss)
         if self.start is not None:
             choose_fields(self, start=AutoStreamReset)
+        if self.stream_conn_id is None or "://" in self.source:
+            StreamUrl.parse(self.source)
+        check_location(self.table)
 
     @property
     def stream(self) -> StreamSource:

@@ -43,8 +43,10 @@ _TIMES = {"ts_ms", "ts_us", "ts_ns"}
 _OF_TRANSACTION = {"status", "id", "event_count", "data_collections"} | _TIMES
 _OF_SCHEMA_CHANGE = {"source", "databaseName", "ddl"}
 _CONVERTER = {"schema", "payload"}
-_SCHEMA_START = re.compile(r'\{\s*"schema"\s*:\s*')
-_PAYLOAD_START = re.compile(r'\s*,\s*"payload"\s*:\s*')
+# White space between the tokens of JSON, which is less than a pattern's \s or strip() without an argument.
+_BETWEEN = " \t\n\r"
+_SCHEMA_START = re.compile(rf'\{{[{_BETWEEN}]*"schema"[{_BETWEEN}]*:[{_BETWEEN}]*')
+_PAYLOAD_START = re.compile(rf'[{_BETWEEN}]*,[{_BETWEEN}]*"payload"[{_BETWEEN}]*:[{_BETWEEN}]*')
 # The schemas of a topic are few, and a message repeats one of them.
 _KEPT_SCHEMAS = 8
 _scan = scanner(parse_constant=Constant)
@@ -213,7 +215,7 @@ class ChangeReader:
             start = _PAYLOAD_START.match(text, len(known)) if text.startswith(known) else None
             if start is not None:
                 value, end = _scan(text, start.end())
-                if text[end:].strip() == "}":
+                if text[end:].strip(_BETWEEN) == "}":
                     return conversions, value
         found = read_object(text, _scan)
         schema = found.get("schema")

@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from spark_jobs.decoding.json_values import (
     EPOCH,
+    WHITE_SPACE,
     Float,
     Integer,
     Number,
@@ -353,8 +354,9 @@ def _document(kind: pa.DataType, path: str, value: Any) -> Any:
         return value
     if type(value) is str:
         with suppress(ValueError, StopIteration):
-            found, end = _scan(value.strip(), 0)
-            if end == len(value.strip()):
+            text = value.strip(WHITE_SPACE)
+            found, end = _scan(text, 0)
+            if end == len(text):
                 return found
     raise unfit(path, "the text of JSON", value)
 

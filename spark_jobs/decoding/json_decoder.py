@@ -19,6 +19,7 @@ from spark_jobs.decoding.json_inference import MAX_COUNTED_LEVELS
 from spark_jobs.decoding.json_values import (
     MAX_JSON_LEVELS,
     TOO_DEEP,
+    WHITE_SPACE,
     Constant,
     Float,
     Integer,
@@ -312,7 +313,7 @@ def share_values(first: str | None, second: str | None) -> bool:
 def _rescued(document: bytes | None, kind: pa.DataType, known: Collection[Path] | None) -> str | None:
     if document is None:
         return None
-    value, _ = _scan(document.decode().strip(), 0)
+    value, _ = _scan(document.decode().strip(WHITE_SPACE), 0)
     left = _left(value, kind, (), known) if isinstance(value, dict) else None
     if left is None or known is None:
         return None if left is None else _written(left)

@@ -22,6 +22,7 @@ import pyarrow.json as pj
 
 from spark_jobs.decoding.decoders import Column, TextReader, columns_of, decode_rows, joined, reason
 from spark_jobs.decoding.json_values import (
+    WHITE_SPACE,
     WIDE_DECIMAL,
     Constant,
     RepeatingObject,
@@ -51,9 +52,8 @@ BLOCK_BYTES = 64 << 20
 # Arrow does not check for overflow when it scales: 38 digits before and 38 after the point cannot overflow 76.
 _PARSED_DECIMAL = pa.decimal256(38, 38)
 _TOMBSTONE = b"{}"
-_WHITE_SPACE = " \t\n\r\x0b\x0c"
 # An object with white space around it, in the syntax of RE2.
-_OBJECT = rf"\A[{_WHITE_SPACE}]*\{{(?s:.*)\}}[{_WHITE_SPACE}]*\z"
+_OBJECT = rf"\A[{WHITE_SPACE}]*\{{(?s:.*)\}}[{WHITE_SPACE}]*\z"
 # Constants where Arrow reads a value, which is never after a quotation mark, a letter or a digit, as in "Info".
 _CONSTANT = re.compile(rb'(?<!["0-9A-Za-z_])-?(?:NaN|Inf)')
 # Numbers that Arrow must not read for a DECIMAL. It does not check the exponent: 1e-9999999 is a segmentation fault,
@@ -372,7 +372,7 @@ def _lines(payloads: Column, schema: pa.Schema) -> bytes:
     """Join the documents as lines, each of which starts with ``{`` and ends with ``}``."""
     documents: Any = (payloads.fill_null(_TOMBSTONE) if payloads.null_count else payloads).cast(pa.string())
     if not _are_objects(documents):
-        documents = pc.ascii_trim(documents, characters=_WHITE_SPACE)
+        documents = pc.ascii_trim(documents, characters=WHITE_SPACE)
         if not _are_objects(documents):
             raise ValueError("not a JSON object")
     every = pa.ListArray.from_arrays(pa.array([0, len(documents)], pa.int32()), documents)

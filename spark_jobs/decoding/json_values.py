@@ -54,6 +54,8 @@ MAX_VARIANT_BYTES = 4 << 20
 """The longest JSON text of a VARIANT. Spark 4.0 has room for 16 MiB, and some values take three times their text."""
 _YEARS = "in the years 1 to 9999; a whole number is one of seconds since 1970, so read milliseconds as BIGINT"
 _TO_MICROSECONDS = "with at most 6 decimal places of a second"
+WHITE_SPACE = " \t\n\r\x0b\x0c"
+"""White space that may be around a document, in bytes and in text."""
 TOO_DEEP = f"nested deeper than {MAX_JSON_LEVELS} levels"
 # The limits of Jackson, with which Spark parses JSON.
 _MAX_NUMBER_LENGTH = 1000

@@ -74,6 +74,21 @@ def test_a_new_folder_has_the_mode_of_the_table_and_keeps_what_it_is_given_later
     assert mode(created(table)) == 0o710
 
 
+def test_a_new_folder_is_private_if_the_table_is_a_link_to_a_folder_elsewhere(tmp_path: Path) -> None:
+    elsewhere, table = tmp_path / "secure" / "t", tmp_path / "t"
+    elsewhere.mkdir(parents=True)
+    elsewhere.chmod(0o755)
+    elsewhere.parent.chmod(0o700)
+    table.symlink_to(elsewhere)
+    assert mode(created(table)) == 0o700
+
+
+def test_a_new_folder_has_the_mode_of_a_table_that_is_a_link_to_a_folder_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "versions").mkdir(0o750)
+    (tmp_path / "t").symlink_to(tmp_path / "versions")
+    assert mode(created(tmp_path / "t")) == 0o750
+
+
 def test_a_new_folder_has_the_group_of_the_table_or_is_private(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     group = os.stat(table).st_gid + 1
     found = os.stat_result((stat.S_IFDIR | 0o755, 0, 0, 0, os.getuid(), group, *[0] * 4))

@@ -128,6 +128,20 @@ def test_a_wrong_declaration_is_refused(wrong: dict[str, str]) -> None:
         StreamTable("memory://a/b", "t", **wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"source": "redis://:hunter2hunter2@localhost:6379/orders"},
+        {"source": "redis://:hunter2hunter2@localhost:6379/orders", "stream_conn_id": "redis_default"},
+        {"table": "s3a://key:hunter2hunter2@lake/orders"},
+    ],
+)
+def test_a_url_with_credentials_is_refused_and_not_repeated(wrong: dict[str, str]) -> None:
+    with pytest.raises(StreamAssetsError) as caught:
+        StreamTable(**{"source": "memory://a/b", "table": "t", "group": "g", **wrong})
+    assert "hunter2" not in f"{caught.value} {caught.value!r}"
+
+
 def test_a_secret_stays_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKA_PASSWORD", "hunter2hunter2")
     declared = StreamTable(

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from threading import Barrier
+from typing import Literal
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -316,6 +317,20 @@ def test_any_text_is_a_key(spark: SparkSession, folder: Path) -> None:
         table.drain()
     rows = spark.read.format("delta").load(f"{folder}/t").select("name", "at").collect()
     assert sorted((row["name"], row["at"]) for row in rows) == sorted([(names[0], 0), (names[1], 1)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scd_type", [1, 2])
+def test_a_key_may_have_any_name_in_a_comparison(spark: SparkSession, folder: Path, scd_type: Literal[1, 2]) -> None:
+    names = ["count", "row", "change", "shown", "is_held", "_key_1", "_stored", "_is_valid"]
+    keys = Keys(names, apply_as_deletes="op = 'd'", except_columns=["op"], stored_as_scd_type=scd_type)
+    columns = ", ".join(f"`{name}` BIGINT" for name in names)
+    table = KeyedTable(spark, folder, keys, schema=f"{columns}, name STRING, op STRING")
+    for at, op in enumerate("uud"):
+        table.send(*({**dict.fromkeys(names, key), "name": f"{at}", "op": op} for key in range(at, 3)))
+    table.drain()
+    verdict = table.verdict()
+    assert (verdict.is_right, verdict.keys, verdict.messages) == (True, 3, 6)
 
 
 EXTREMES = (-(2**63), -5_000_000_000, -1, 0, 5_000_000_000, 2**63 - 1)

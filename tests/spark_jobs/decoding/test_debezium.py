@@ -287,8 +287,11 @@ def test_a_schema_that_was_seen_before_is_that_of_its_own_messages():
         messages.append(envelope("c", after={"at": 60 * unit}, fields=fields))
     messages += [messages[-1][:-1] + b',"schema":null}', messages[-1] + b"}", messages[-1][:-1]]
     messages.append(messages[0].replace(b'{"schema"', b'{ "schema"'))
+    messages.append(messages[0][:-1] + b" \n}")
+    # No white space of JSON.
+    messages += [messages[0][:-1] + space.encode() + b"}" for space in ("\u00a0", "\u2003", "\x1c")]
     rows, errors = decode(Debezium("at TIMESTAMP"), messages)
-    assert [error is None for error in errors] == [*[True] * 40, False, False, False, True]
+    assert [error is None for error in errors] == [*[True] * 40, False, False, False, True, True, False, False, False]
     assert {row["at"].minute for row in rows if row["at"]} == {1}
 
 
