@@ -56,8 +56,11 @@ class StreamTable:
         choose_fields(self, mode=ConsumerMode, on_data_loss=DataLoss)
         if self.start is not None:
             choose_fields(self, start=AutoStreamReset)
-        if self.stream_conn_id is None or "://" in self.source:
-            StreamUrl.parse(self.source)
+        # Not later, because logs and events name the stream and the table.
+        if self.stream_conn_id is None:
+            StreamSource(self.source, self.mode, _with_variables(self.client))
+        elif "://" in self.source:
+            StreamUrl.parse(self.source).check_servers()
         check_location(self.table)
 
     @property
