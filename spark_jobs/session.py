@@ -73,6 +73,9 @@ DELTA_CONFIG: Mapping[str, str] = {
     # A commit reads the state of the table in this many tasks; the default of 50 costs a second each time.
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.sql.shuffle.partitions": "4",
+    # By default Spark counts only rows here, and holds up to 4,096 of any size in memory.
+    "spark.sql.windowExec.buffer.spill.size.threshold": "128m",
+    "spark.sql.sortMergeJoinExec.buffer.spill.size.threshold": "128m",
     "spark.redaction.regex": HIDDEN_SETTINGS,
 }
 # Settings that each session gets before it writes, including sessions of the user.

@@ -6,8 +6,10 @@ from typing import Any
 
 import pyarrow as pa
 
-MAX_ROW_BYTES = 144 * 1024 * 1024
-"""The most bytes of a row, for which the default heap of 2 GB has room."""
+MAX_ROW_BYTES = 96 * 1024 * 1024
+"""The most bytes of a row, for which the default heap of 2 GB has room, also in the MERGE of a table with a history."""
+_TEXT_BYTES = 64
+"""What a text or bytes count beside their length: the JVM may have an object for each, and more for a VARIANT."""
 
 
 def has_large_row(rows: pa.RecordBatch) -> bool:
@@ -26,8 +28,8 @@ def has_large_row(rows: pa.RecordBatch) -> bool:
 def spark_bytes(column: Any) -> int:
     """Return about how many bytes Spark's rows need for the values of an array of Arrow.
 
-    A value has 8 bytes, and each STRUCT and ARRAY a header, so that an array of empty objects has a multiple of the
-    bytes of its JSON, and of its bytes in Arrow.
+    A number has 8 bytes, a text :data:`_TEXT_BYTES` more than its length, and each STRUCT and ARRAY a header. So an
+    array of empty objects or of short texts has a multiple of the bytes of its JSON, and of its bytes in Arrow.
 
     Example:
         >>> column = pa.array([[{"a": None}] * 100], pa.list_(pa.struct([("a", pa.bool_())])))
@@ -44,4 +46,4 @@ def spark_bytes(column: Any) -> int:
         return len(column) * 48 + sum(
             spark_bytes(each.slice(first, last - first)) for each in (column.keys, column.items)
         )
-    return len(column) * 8 + int(column.nbytes)
+    return len(column) * (8 if pa.types.is_primitive(kind) else _TEXT_BYTES) + int(column.nbytes)

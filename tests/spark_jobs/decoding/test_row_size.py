@@ -19,6 +19,13 @@ def test_objects_without_values_are_as_large_as_spark_makes_them() -> None:
     assert spark_bytes(of_map.slice(1)) < 1_000 < 17_600 <= spark_bytes(of_map)
 
 
+def test_short_texts_count_as_the_objects_that_the_jvm_may_make_of_them() -> None:
+    """A VARIANT is the text of its JSON here, and Spark holds both at once."""
+    texts = pa.array([["1"] * 1_000_000], pa.list_(pa.string()))
+    numbers = pa.array([[1] * 1_000_000], pa.list_(pa.int64()))
+    assert spark_bytes(numbers) < 20_000_000 < 64_000_000 < spark_bytes(texts)
+
+
 def test_one_row_counts_and_not_their_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_size, "MAX_ROW_BYTES", 10_000)
     many, one = ["x" * 900] * 100, ["", "x" * 20_000, ""]
