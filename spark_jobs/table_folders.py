@@ -39,7 +39,8 @@ def create_folder(folder: str, *, table: str) -> None:
             os.mkdir(path, stat.S_IRWXU)
             opened = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
-                if _parent(path) == _parent(os.path.realpath(of_table)):
+                # Who can write the folder above may have put another folder into the place of the new one.
+                if not os.listdir(opened) and _parent(path) == _parent(os.path.realpath(of_table)):
                     _give_access(opened, of_table)
             finally:
                 os.close(opened)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from spark_jobs.table_location import check_location
 from stream_consumers.client_config import ClientConfig, Scalar, option_value, resolve
@@ -14,6 +14,37 @@ from stream_consumers.urls import StreamUrl
 
 if TYPE_CHECKING:
     from spark_jobs.batches.ingestion import Ingestion
+
+
+_OF_TEMPLATES = ("{{", "{%")
+_WITHOUT_SERVERS = ("file", "memory", "stdio")
+
+
+def check_addresses(source: object, table: object, *, has_connection: bool) -> None:
+    """Refuse credentials in addresses, because logs, events and the database of Airflow have them.
+
+    Args:
+        source: a stream URL, or with a connection only stream keys. What Airflow replaces later is not checked.
+        table: the path or URI of a table.
+        has_connection: whether the source has a connection.
+
+    Raises:
+        InvalidUrlError, InvalidOptionError: an address is invalid or has credentials; the message does not repeat them.
+
+    Example:
+        >>> check_addresses("redis://cache:6379/orders", "lake/{{ ds }}", has_connection=False)
+    """
+    if _is_final(source):
+        is_url = "://" in source or not has_connection
+        url = StreamUrl.parse(source if is_url else f"redis://of-connection/{source}")
+        if url.protocol not in _WITHOUT_SERVERS:
+            url.check_servers()
+    if _is_final(table):
+        check_location(table)
+
+
+def _is_final(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and not any(mark in value for mark in _OF_TEMPLATES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +87,7 @@ class StreamTable:
         choose_fields(self, mode=ConsumerMode, on_data_loss=DataLoss)
         if self.start is not None:
             choose_fields(self, start=AutoStreamReset)
-        # Not later, because logs and events name the stream and the table.
-        if self.stream_conn_id is None:
-            StreamSource(self.source, self.mode, _with_variables(self.client))
-        elif "://" in self.source:
-            StreamUrl.parse(self.source).check_servers()
-        check_location(self.table)
+        check_addresses(self.source, self.table, has_connection=self.stream_conn_id is not None)
 
     @property
     def stream(self) -> StreamSource:

@@ -14,7 +14,7 @@ from airflow.sdk import Asset, BaseOperator
 
 from stream_airflow.airflow_names import AirflowException, AirflowFailException, mask_secret
 from stream_airflow.connections import connected, connected_spark
-from stream_airflow.declaration import StreamTable
+from stream_airflow.declaration import StreamTable, check_addresses
 from stream_consumers.client_config import resolve
 from stream_consumers.errors import StreamAssetsError, Terminal
 from stream_consumers.messages import utc_text
@@ -121,6 +121,7 @@ class StreamOperator(BaseOperator):
         **operator: Any,
     ) -> None:
         super().__init__(**operator)
+        check_addresses(source, table, has_connection=stream_conn_id is not None)
         self.source = source
         self.table = table
         self.group = group

@@ -10,6 +10,7 @@ from airflow.sdk import BaseSensorOperator
 
 from spark_jobs.run_policy import RunPolicy
 from stream_airflow.airflow_names import AirflowFailException
+from stream_airflow.declaration import check_addresses
 from stream_airflow.trigger import INTERVAL_SECONDS, StreamLagTrigger
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class StreamLagSensor(BaseSensorOperator):
         **operator: Any,
     ) -> None:
         super().__init__(**operator)
+        check_addresses(source, table, has_connection=stream_conn_id is not None)
         self.source = source
         self.table = table
         self.group = group

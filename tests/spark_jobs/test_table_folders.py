@@ -74,6 +74,23 @@ def test_a_new_folder_has_the_mode_of_the_table_and_keeps_what_it_is_given_later
     assert mode(created(table)) == 0o710
 
 
+def test_a_folder_that_another_user_puts_in_place_of_the_new_one_keeps_its_access(
+    table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private = table.with_name("payroll")
+    private.mkdir(0o700)
+    (private / "secret").touch()
+    make = os.mkdir
+
+    def exchanged(path: str, access: int) -> None:
+        make(path, access)
+        os.rename(path, f"{path}_away")
+        os.rename(private, path)
+
+    monkeypatch.setattr(os, "mkdir", exchanged)
+    assert mode(created(table)) == 0o700
+
+
 def test_a_new_folder_is_private_if_the_table_is_a_link_to_a_folder_elsewhere(tmp_path: Path) -> None:
     elsewhere, table = tmp_path / "secure" / "t", tmp_path / "t"
     elsewhere.mkdir(parents=True)

@@ -133,6 +133,7 @@ def test_a_wrong_declaration_is_refused(wrong: dict[str, str]) -> None:
     [
         {"source": "redis://:hunter2hunter2@localhost:6379/orders"},
         {"source": "redis://:hunter2hunter2@localhost:6379/orders", "stream_conn_id": "redis_default"},
+        {"source": "me:hunter2hunter2@localhost:6379/orders", "stream_conn_id": "redis_default"},
         {"table": "s3a://key:hunter2hunter2@lake/orders"},
     ],
 )
