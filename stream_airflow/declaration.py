@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 _OF_TEMPLATES = ("{{", "{%")
-_WITHOUT_SERVERS = ("file", "memory", "stdio")
+# Other backends check their URLs when they are opened, and may have nodes that are no servers.
+_OF_SERVERS = ("kafka", "redis", "rediss")
 
 
 def check_addresses(source: object, table: object, *, has_connection: bool) -> None:
@@ -37,7 +38,7 @@ def check_addresses(source: object, table: object, *, has_connection: bool) -> N
     if _is_final(source):
         is_url = "://" in source or not has_connection
         url = StreamUrl.parse(source if is_url else f"redis://of-connection/{source}")
-        if url.protocol not in _WITHOUT_SERVERS:
+        if url.protocol in _OF_SERVERS:
             url.check_servers()
     if _is_final(table):
         check_location(table)

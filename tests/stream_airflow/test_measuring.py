@@ -143,6 +143,10 @@ def test_a_url_with_credentials_is_refused_and_not_repeated(wrong: dict[str, str
     assert "hunter2" not in f"{caught.value} {caught.value!r}"
 
 
+def test_a_url_whose_nodes_are_no_servers_is_declared() -> None:
+    assert StreamTable("sqlite:///var/lib/orders.db/orders", "t", "g").source == "sqlite:///var/lib/orders.db/orders"
+
+
 def test_a_secret_stays_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKA_PASSWORD", "hunter2hunter2")
     declared = StreamTable(
