@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import socket
 import sys
 import tempfile
@@ -54,6 +55,7 @@ LOCAL_LOG_STORE = "spark.delta.logStore.file.impl"
 # PySpark writes the text of each error to the standard error before it is raised, with the value that a cast rejects.
 _QUERY_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 _log = logging.getLogger(__name__)
+_SIZE = re.compile(r"([0-9]{1,18})\s*([kmgtp]?)b?")
 DELTA_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 
 LOCAL_DEFAULTS: Mapping[str, str] = {
@@ -73,9 +75,8 @@ DELTA_CONFIG: Mapping[str, str] = {
     # A commit reads the state of the table in this many tasks; the default of 50 costs a second each time.
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.sql.shuffle.partitions": "4",
-    # By default Spark counts only rows here, and holds up to 4,096 of any size in memory.
-    "spark.sql.windowExec.buffer.spill.size.threshold": "128m",
-    "spark.sql.sortMergeJoinExec.buffer.spill.size.threshold": "128m",
+    # Java would hold 100 blocks of cached rows while it writes them, each of at least 4 MiB.
+    "spark.serializer.objectStreamReset": "1",
     "spark.redaction.regex": HIDDEN_SETTINGS,
 }
 # Settings that each session gets before it writes, including sessions of the user.
@@ -88,6 +89,15 @@ REQUIRED_CONFIG: Mapping[str, str] = {
     "spark.databricks.delta.write.utcTimestampPartitionValues": "true",
     # delta-rs, which reads and checks the metadata before Spark does, does not read compacted parts of a log.
     "spark.databricks.delta.deltaLog.minorCompaction.useForReads": "false",
+    # Spark and Parquet hold up to thousands of rows in memory in these places, however large they are.
+    "spark.sql.windowExec.buffer.spill.size.threshold": "128m",
+    "spark.sql.sortMergeJoinExec.buffer.spill.size.threshold": "128m",
+    "spark.sql.parquet.columnarReaderBatchSize": "16",
+    "spark.sql.inMemoryColumnarStorage.hugeVectorThreshold": "16777216",
+    "parquet.page.size.row.check.min": "1",
+    "parquet.page.size.row.check.max": "16",
+    "parquet.block.size.row.check.min": "1",
+    "parquet.block.size.row.check.max": "16",
     # Spark would replace ${env:NAME} in names of columns and in expressions of tables by secrets of the run.
     "spark.sql.variable.substitute": "false",
 }
@@ -283,6 +293,22 @@ def check_session(session: SparkSession) -> SparkSession:
     for name, value in REQUIRED_CONFIG.items():
         session.conf.set(name, value)
     return session
+
+
+def heap_bytes(session: SparkSession) -> int:
+    """Return the size of the heap of each JVM that holds rows: of the driver if Spark is local, else of executors.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> settings = {"spark.master": "local[2]", "spark.driver.memory": "1536m"}
+        >>> heap_bytes(SimpleNamespace(conf=settings))
+        1610612736
+    """
+    is_local = str(session.conf.get("spark.master", "")).startswith("local")
+    size = str(session.conf.get(f"spark.{'driver' if is_local else 'executor'}.memory", ""))
+    found = _SIZE.fullmatch(size.strip().lower())
+    # Without a setting, a heap has a gigabyte; without a unit, a number means megabytes.
+    return int(found[1]) << 10 * (1 + "kmgtp".index(found[2] or "m")) if found else 1 << 30
 
 
 def _reach(remote: str) -> None:

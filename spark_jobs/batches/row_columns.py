@@ -24,11 +24,12 @@ from spark_jobs.decoding.ddl import first_duplicate, folded, quoted
 from spark_jobs.decoding.decoders import Decoder, is_resolved, resolved, rows_where
 from spark_jobs.decoding.json_decoder import FieldFinder, Json, field_finder
 from spark_jobs.decoding.json_inference import FieldStats
+from spark_jobs.decoding.row_size import ROWS_IN_HEAP
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.reading.rejection import Rejections, Treatment, keep_bad_rows, reject, treating
 from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, SourceColumns
 from spark_jobs.reading.spark_types import plain_strings
-from spark_jobs.session import first_line
+from spark_jobs.session import first_line, heap_bytes
 from spark_jobs.writing.delta_table import read_table
 from spark_jobs.writing.failures import public_text
 from spark_jobs.writing.keyed import check_key_of_table
@@ -109,7 +110,7 @@ class RowColumns:
         """The decoder with its columns."""
         decoder = self.decoder
         if self._source is None or self._source.decoder != decoder:
-            self._source = SourceColumns.of(decoder)
+            self._source = SourceColumns.of(decoder, heap_bytes(self._spark) // ROWS_IN_HEAP)
         return self._source
 
     @property

@@ -22,7 +22,7 @@ from typing import TypeAlias
 import pyarrow as pa
 from pyspark import cloudpickle
 
-from spark_jobs.decoding import isolated_process, row_size
+from spark_jobs.decoding import isolated_process
 from spark_jobs.decoding.isolated_process import (
     OUT_OF_MEMORY,
     Reply,
@@ -36,6 +36,7 @@ from spark_jobs.decoding.isolated_process import (
     to_block,
     to_bytes,
 )
+from spark_jobs.decoding.row_size import MAX_ROW_BYTES, has_large_row
 from spark_jobs.python_start import own_python
 from stream_consumers.errors import DecoderCrashedError, StreamAssetsError
 
@@ -153,33 +154,42 @@ def prepare() -> None:
         _idle.append(_Process())
 
 
-def decode_isolated(blocks: Iterable[pa.RecordBatch], decode: Decode, refuse: Refuse) -> Iterator[pa.RecordBatch]:
+def decode_isolated(
+    blocks: Iterable[pa.RecordBatch], decode: Decode, refuse: Refuse, *, max_row_bytes: int = MAX_ROW_BYTES
+) -> Iterator[pa.RecordBatch]:
     """Decode blocks in another process; a block that crashes it is returned in parts.
 
     Args:
         blocks: blocks of messages.
         decode: decodes a block.
-        refuse: returns the row of a message that on its own crashes the process or makes ``decode`` raise an error.
+        refuse: returns the row of a message that on its own crashes the process, makes ``decode`` raise an error, or
+            becomes a row that is too large.
+        max_row_bytes: the most bytes of a row in Spark.
 
     Raises:
         DecoderCrashedError: there are more than :data:`MAX_CRASHES` such messages, or the decoder cannot be loaded.
         StreamAssetsError: ``decode`` raises it, for instance because a schema registry does not answer.
     """
     pickled: bytes = cloudpickle.dumps(decode)  # type: ignore[no-untyped-call]
-    return _decode_in_halves(blocks, partial(_run, pickled), refuse)
+    return _decode_in_halves(blocks, partial(_run, pickled), refuse, max_row_bytes)
 
 
-def decode_here(blocks: Iterable[pa.RecordBatch], decode: Decode, refuse: Refuse) -> Iterator[pa.RecordBatch]:
+def decode_here(
+    blocks: Iterable[pa.RecordBatch], decode: Decode, refuse: Refuse, *, max_row_bytes: int = MAX_ROW_BYTES
+) -> Iterator[pa.RecordBatch]:
     """Decode blocks in this process, a Python worker of Spark, which ends if that takes too much memory or time.
 
     Spark then fails the job, as after any crash, and the batch is read again with :func:`decode_isolated`, which has
     the same arguments and errors.
     """
-    return _decode_in_halves(blocks, partial(_run_here, decode), refuse)
+    return _decode_in_halves(blocks, partial(_run_here, decode), refuse, max_row_bytes)
 
 
 def _decode_in_halves(
-    blocks: Iterable[pa.RecordBatch], run: Callable[[pa.RecordBatch], pa.RecordBatch | Failure], refuse: Refuse
+    blocks: Iterable[pa.RecordBatch],
+    run: Callable[[pa.RecordBatch], pa.RecordBatch | Failure],
+    refuse: Refuse,
+    max_row_bytes: int,
 ) -> Iterator[pa.RecordBatch]:
     refused = 0
     for block in blocks:
@@ -187,8 +197,10 @@ def _decode_in_halves(
         while parts:
             part = parts.pop()
             found = run(part)
-            if not isinstance(found, str) and row_size.has_large_row(found):
-                found = f"made a row for which Spark needs more than {row_size.MAX_ROW_BYTES} bytes"
+            # This does not count as a failure of the decoder.
+            is_large = not isinstance(found, str) and has_large_row(found, max_row_bytes)
+            if is_large:
+                found = f"made a row for which Spark needs more than {max_row_bytes} bytes"
             if not isinstance(found, str):
                 yield from within_bytes(found)
                 continue
@@ -197,7 +209,7 @@ def _decode_in_halves(
                 half = part.num_rows // 2
                 parts += [part.slice(half), part.slice(0, half)]
                 continue
-            refused += 1
+            refused += not is_large
             if refused > MAX_CRASHES or not part.num_rows:
                 raise DecoderCrashedError(
                     f"the decoder fails for more than {MAX_CRASHES} messages of a batch: it {found}",

@@ -6,18 +6,20 @@ from typing import Any
 
 import pyarrow as pa
 
-MAX_ROW_BYTES = 96 * 1024 * 1024
-"""The most bytes of a row, for which the default heap of 2 GB has room, also in the MERGE of a table with a history."""
+ROWS_IN_HEAP = 128
+"""A row may take this part of the heap of the JVM, because some tasks hold 16 rows at once, with copies."""
+MAX_ROW_BYTES = 2 * 1024**3 // ROWS_IN_HEAP
+"""The most bytes of a row with the default heap of 2 GB."""
 _TEXT_BYTES = 64
 """What a text or bytes count beside their length: the JVM may have an object for each, and more for a VARIANT."""
 
 
-def has_large_row(rows: pa.RecordBatch) -> bool:
-    """Return whether Spark needs more than :data:`MAX_ROW_BYTES` for one of the rows."""
+def has_large_row(rows: pa.RecordBatch, max_row_bytes: int = MAX_ROW_BYTES) -> bool:
+    """Return whether Spark needs more than this for one of the rows."""
     left = [rows]
     while left:
         part = left.pop()
-        if sum(map(spark_bytes, part.columns)) > MAX_ROW_BYTES:
+        if sum(map(spark_bytes, part.columns)) > max_row_bytes:
             if part.num_rows == 1:
                 return True
             half = part.num_rows // 2

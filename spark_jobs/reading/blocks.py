@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_jobs.decoding import row_size
 from spark_jobs.decoding.decoders import Column, Decoder, decode_texts, is_one_column
+from spark_jobs.decoding.row_size import MAX_ROW_BYTES
 from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 
 
@@ -27,12 +27,14 @@ class BlockDecoder:
         wanted: the decoder's columns.
         schema: all columns of the result.
         keeps_payloads: whether every row carries the columns that its dead letter would need.
+        max_row_bytes: the most bytes of a row; the dead letter of a larger message lacks its content.
     """
 
     decoder: Decoder
     wanted: pa.Schema
     schema: pa.Schema
     keeps_payloads: bool = False
+    max_row_bytes: int = MAX_ROW_BYTES
 
     def __call__(self, messages: pa.RecordBatch) -> pa.RecordBatch:
         """Decode a block that a split yields."""
@@ -56,7 +58,7 @@ class BlockDecoder:
     def refused(self, message: pa.RecordBatch, reason: str) -> pa.RecordBatch:
         """Make the dead letter of one message that cannot be decoded; without its content if that is too large."""
         timestamps, unreadable = _checked_timestamps(message)
-        if message.nbytes > row_size.MAX_ROW_BYTES:
+        if message.nbytes > self.max_row_bytes:
             parts = {field.name: message.column(field.name) for field in message.schema}
             parts |= {name: pa.nulls(1, parts[name].type) for name in ("key", "payload", "headers")}
             message = pa.RecordBatch.from_arrays(list(parts.values()), schema=message.schema)

@@ -21,6 +21,7 @@ from pyspark.sql.types import BinaryType, DataType, StringType, StructField, Str
 from spark_jobs.decoding.ddl import first_duplicate, folded, is_internal
 from spark_jobs.decoding.decoders import Decoder, header_columns, is_one_column, key_columns
 from spark_jobs.decoding.isolation import decode_here, decode_isolated
+from spark_jobs.decoding.row_size import MAX_ROW_BYTES
 from spark_jobs.reading.blocks import BlockDecoder
 from spark_jobs.reading.spark_types import (
     arrow_schema,
@@ -109,15 +110,17 @@ class SourceColumns:
         decoded: the columns of the decoder, with their NOT NULL.
         columns: all columns of :func:`read_splits`.
         as_read: the same columns before conversion, with JSON text for a VARIANT.
+        max_row_bytes: the most bytes of a row in Spark; see :data:`spark_jobs.decoding.row_size.ROWS_IN_HEAP`.
     """
 
     decoder: Decoder
     decoded: StructType
     columns: StructType
     as_read: StructType
+    max_row_bytes: int = MAX_ROW_BYTES
 
     @classmethod
-    def of(cls, decoder: Decoder) -> SourceColumns:
+    def of(cls, decoder: Decoder, max_row_bytes: int = MAX_ROW_BYTES) -> SourceColumns:
         """Return the columns of a decoder.
 
         Raises:
@@ -129,7 +132,7 @@ class SourceColumns:
         fields = [StructField(f.name, f.dataType, True, f.metadata) for f in decoded.fields]
         own = struct_type(f"{STREAM_DDL}, {DEAD_LETTER_DDL}").fields
         columns = StructType([*fields, *kept, *own])
-        return cls(decoder, decoded, columns, as_text(columns))
+        return cls(decoder, decoded, columns, as_text(columns), max_row_bytes)
 
     def decode(self, blocks: Iterable[pa.RecordBatch], *, keeps_payloads: bool = False) -> Iterator[pa.RecordBatch]:
         """Decode messages in another process, so that no message can crash this one.
@@ -143,8 +146,8 @@ class SourceColumns:
             Exception: a decoder of the user raises it.
         """
         wanted, schema = arrow_schema(self.decoded), arrow_schema(self.as_read)
-        decoder = BlockDecoder(self.decoder, wanted, schema, keeps_payloads)
-        return decode_isolated(blocks, decoder, decoder.refused)
+        decoder = BlockDecoder(self.decoder, wanted, schema, keeps_payloads, self.max_row_bytes)
+        return decode_isolated(blocks, decoder, decoder.refused, max_row_bytes=self.max_row_bytes)
 
 
 def _check_names(names: Sequence[str]) -> None:
@@ -192,7 +195,14 @@ def read_splits(
     schema = source.as_read
     partitions = [
         SplitPartition(
-            split, source.decoder, source.decoded, driver, _check(split, identities), keeps_payloads, is_isolated
+            split,
+            source.decoder,
+            source.decoded,
+            driver,
+            _check(split, identities),
+            keeps_payloads,
+            is_isolated,
+            source.max_row_bytes,
         )
         for split in splits
     ]
@@ -233,6 +243,7 @@ class SplitPartition:
         check: the check of the split's messages; ``None`` if dead letters and gaps are allowed.
         keeps_payloads: whether every row carries the columns that its dead letter would need.
         is_isolated: whether the split is decoded in another process.
+        max_row_bytes: the most bytes of a row in Spark.
     """
 
     split: Split
@@ -242,6 +253,7 @@ class SplitPartition:
     check: SplitCheck | None = None
     keeps_payloads: bool = False
     is_isolated: bool = False
+    max_row_bytes: int = MAX_ROW_BYTES
 
     def read(self, schema: StructType) -> Iterator[pa.RecordBatch]:
         """Read the rows of the split as record batches with these columns."""
@@ -256,10 +268,11 @@ class SplitPartition:
             raise error from None
 
     def _rows(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        decoder = BlockDecoder(self.decoder, arrow_schema(self.columns), schema, self.keeps_payloads)
+        columns = arrow_schema(self.columns)
+        decoder = BlockDecoder(self.decoder, columns, schema, self.keeps_payloads, self.max_row_bytes)
         blocks = self.split.read()
         decode = decode_isolated if self.is_isolated else decode_here
-        rows = decode(blocks, decoder, decoder.refused)
+        rows = decode(blocks, decoder, decoder.refused, max_row_bytes=self.max_row_bytes)
         if self.check is None:
             return rows
         assert isinstance(self.split, CountedSplit)

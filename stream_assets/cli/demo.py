@@ -56,7 +56,7 @@ run_coordinator:
     max_concurrent_runs: 1
     dequeue_interval_seconds: 1
 """
-console = Console(highlight=False)
+console = Console(highlight=False, emoji=False)
 
 
 @dataclass(frozen=True, slots=True)

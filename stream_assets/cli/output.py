@@ -20,8 +20,8 @@ from stream_consumers.messages import DeadLetter, utc_text
 if TYPE_CHECKING:
     from spark_jobs.batches.ingestion import BatchReport, Event
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+out = Console(highlight=False, emoji=False)
+err = Console(stderr=True, highlight=False, emoji=False)
 
 
 class PrintableFormatter(logging.Formatter):
@@ -91,7 +91,7 @@ def print_rows(
         table.add_row(*(Text(_cell(row[name])) for name in shown))
     # The table may be wider than the terminal, so that numbers are never truncated.
     needed = Measurement.get(console, console.options.update(max_width=1000), table).maximum
-    Console(file=console.file, width=max(needed, console.width), highlight=False).print(table)
+    Console(file=console.file, width=max(needed, console.width), highlight=False, emoji=False).print(table)
 
 
 def _cell(value: Any) -> str:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
-import pytest
 
-from spark_jobs.decoding import row_size
 from spark_jobs.decoding.row_size import has_large_row, spark_bytes
 
 FLAGS = pa.struct([(f"f{number}", pa.bool_()) for number in range(20)])
@@ -26,10 +24,9 @@ def test_short_texts_count_as_the_objects_that_the_jvm_may_make_of_them() -> Non
     assert spark_bytes(numbers) < 20_000_000 < 64_000_000 < spark_bytes(texts)
 
 
-def test_one_row_counts_and_not_their_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_size, "MAX_ROW_BYTES", 10_000)
+def test_one_row_counts_and_not_their_sum() -> None:
     many, one = ["x" * 900] * 100, ["", "x" * 20_000, ""]
-    assert [has_large_row(pa.record_batch({"a": rows})) for rows in (many, one, [], ["x" * 20_000])] == [
+    assert [has_large_row(pa.record_batch({"a": rows}), 10_000) for rows in (many, one, [], ["x" * 20_000])] == [
         False,
         True,
         False,

@@ -1,11 +1,12 @@
 """BlockDecoder: every value stays with its own sequence."""
 
+from dataclasses import replace
+
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_jobs.decoding import row_size
 from spark_jobs.decoding.decoders import Raw, Text
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.reading.blocks import BlockDecoder
@@ -174,11 +175,11 @@ def test_no_rows():
     assert BlockDecoder(Json("v BIGINT", mode="strict"), WANTED, schema)(empty).num_rows == 0
 
 
-def test_the_dead_letter_of_a_message_that_is_too_large_itself_lacks_its_content(monkeypatch):
+def test_the_dead_letter_of_a_message_that_is_too_large_itself_lacks_its_content():
     block = messages([(7, b"x" * 2_000, None)])
     decoder = BlockDecoder(Raw(), pa.schema([]), pa.schema(STREAM))
     assert decoder.refused(block, "why").column("_payload").to_pylist() == [b"x" * 2_000]
-    monkeypatch.setattr(row_size, "MAX_ROW_BYTES", 1_000)
+    decoder = replace(decoder, max_row_bytes=1_000)
     (row,) = decoder.refused(block, "why").to_pylist()
     assert (row["_sequence"], row["_payload"], row["_key"], row["_headers"]) == (7, None, None, None)
     assert (row["_error"], row["_is_message"]) == ("why", False)

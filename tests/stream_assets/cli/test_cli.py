@@ -21,6 +21,7 @@ from stream_assets.cli.demo import DemoFolder, _daemon
 from stream_assets.cli.ingest_commands import _listed
 from stream_assets.cli.machine_commands import _java_version, doctor
 from stream_assets.cli.options import _imported
+from stream_assets.cli.output import inform
 from stream_consumers.errors import InvalidOptionError, MissingDependencyError
 from tests.support.command_line import SCHEMA, failing, printed, run
 from tests.support.streams import assert_each_once, sequences_in_table, write_stream
@@ -34,6 +35,11 @@ def ingest(folder: Path, *more: str) -> Result:
 @pytest.mark.parametrize(("count", "line"), [(2, "17, 18"), (3, "17, 18 …")])
 def test_dots_after_examples_show_that_there_are_more(count: int, line: str) -> None:
     assert _listed(["17", "18"], count=count) == line
+
+
+def test_no_name_between_colons_becomes_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
+    inform("jobs:a: it raised")
+    assert capsys.readouterr().err == "jobs:a: it raised\n"
 
 
 def test_produce_peek_ingest_lag_and_verify(spark: SparkSession, folder: Path) -> None:
