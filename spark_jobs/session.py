@@ -75,8 +75,9 @@ DELTA_CONFIG: Mapping[str, str] = {
     # A commit reads the state of the table in this many tasks; the default of 50 costs a second each time.
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.sql.shuffle.partitions": "4",
-    # Java would hold 100 blocks of cached rows while it writes them, each of at least 4 MiB.
+    # A block of cached rows has 4 MiB, or one row: Java would hold 100 of them while it writes, and Spark count every 16th.
     "spark.serializer.objectStreamReset": "1",
+    "spark.storage.unrollMemoryCheckPeriod": "1",
     "spark.redaction.regex": HIDDEN_SETTINGS,
 }
 # Settings that each session gets before it writes, including sessions of the user.
@@ -98,6 +99,8 @@ REQUIRED_CONFIG: Mapping[str, str] = {
     "parquet.page.size.row.check.max": "16",
     "parquet.block.size.row.check.min": "1",
     "parquet.block.size.row.check.max": "16",
+    # A batch is cached for seconds, and read twice: compression costs more than it saves.
+    "spark.sql.inMemoryColumnarStorage.compressed": "false",
     # Spark would replace ${env:NAME} in names of columns and in expressions of tables by secrets of the run.
     "spark.sql.variable.substitute": "false",
 }

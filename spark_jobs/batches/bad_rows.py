@@ -115,7 +115,7 @@ class Cached:
 
         Spark already evaluates filters of small batches, which the driver read, while it plans the rows.
         """
-        self.frames.append(frame.persist(StorageLevel.MEMORY_AND_DISK))
+        self.frames.append(frame.persist(StorageLevel.MEMORY_AND_DISK_DESER))
         return self.frames[-1]
 
 
