@@ -13,6 +13,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
@@ -279,7 +280,9 @@ def _once(name: str, make: Callable[[Path], None]) -> Path:
     own_folder(folder.parent)
     if (folder / COMPLETE).exists():
         return own_folder(folder)
-    with (folder.parent / "lock").open("w") as lock:
+    # A user who can open the file could hold the lock.
+    with open(folder.parent / "lock", "w", opener=partial(os.open, mode=0o600)) as lock:
+        os.fchmod(lock.fileno(), 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / COMPLETE).exists():
             with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:

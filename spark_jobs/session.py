@@ -75,7 +75,8 @@ DELTA_CONFIG: Mapping[str, str] = {
     # A commit reads the state of the table in this many tasks; the default of 50 costs a second each time.
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.sql.shuffle.partitions": "4",
-    # A block of cached rows has 4 MiB, or one row: Java would hold 100 of them while it writes, and Spark count every 16th.
+    # A block of cached rows has 4 MiB, or one row. Java would hold 100 of them while it writes, and Spark measure each
+    # 16th one.
     "spark.serializer.objectStreamReset": "1",
     "spark.storage.unrollMemoryCheckPeriod": "1",
     "spark.redaction.regex": HIDDEN_SETTINGS,

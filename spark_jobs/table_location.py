@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from urllib.parse import urlsplit
 
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import check_name
@@ -116,7 +115,7 @@ def scheme(table: str) -> str:
         >>> scheme("s3a://lake/orders"), scheme("lake/orders"), scheme("file:/lake/orders")
         ('s3a', 'file', 'file')
     """
-    return urlsplit(table).scheme.lower() if "://" in table else LOCAL
+    return table.partition("://")[0].lower() if "://" in table else LOCAL
 
 
 def is_s3(table: str) -> bool:

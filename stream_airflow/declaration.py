@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -10,13 +11,15 @@ from spark_jobs.table_location import check_location
 from stream_consumers.client_config import ClientConfig, Scalar, option_value, resolve
 from stream_consumers.create import StreamSource
 from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, ErrorPolicy, choose_fields
-from stream_consumers.urls import StreamUrl
+from stream_consumers.urls import StreamUrl, check_no_credentials
 
 if TYPE_CHECKING:
     from spark_jobs.batches.ingestion import Ingestion
 
 
-_OF_TEMPLATES = ("{{", "{%")
+# What Airflow replaces before a task runs.
+_TEMPLATE = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
+_REMEDY = "Put them into a connection of Airflow, or into client and storage_options, from the environment."
 # Other backends check their URLs when they are opened, and may have nodes that are no servers.
 _OF_SERVERS = ("kafka", "redis", "rediss")
 
@@ -25,9 +28,11 @@ def check_addresses(source: object, table: object, *, has_connection: bool) -> N
     """Refuse credentials in addresses, because logs, events and the database of Airflow have them.
 
     Args:
-        source: a stream URL, or with a connection only stream keys. What Airflow replaces later is not checked.
+        source: a stream URL, or with a connection only stream keys.
         table: the path or URI of a table.
         has_connection: whether the source has a connection.
+
+    An address with a template is checked only for credentials beside the template.
 
     Raises:
         InvalidUrlError, InvalidOptionError: an address is invalid or has credentials; the message does not repeat them.
@@ -35,6 +40,9 @@ def check_addresses(source: object, table: object, *, has_connection: bool) -> N
     Example:
         >>> check_addresses("redis://cache:6379/orders", "lake/{{ ds }}", has_connection=False)
     """
+    for name, value in (("source", source), ("table", table)):
+        if isinstance(value, str):
+            check_no_credentials(name, _TEMPLATE.sub("1", value), remedy=_REMEDY)
     if _is_final(source):
         is_url = "://" in source or not has_connection
         url = StreamUrl.parse(source if is_url else f"redis://of-connection/{source}")
@@ -45,7 +53,7 @@ def check_addresses(source: object, table: object, *, has_connection: bool) -> N
 
 
 def _is_final(value: object) -> TypeGuard[str]:
-    return isinstance(value, str) and not any(mark in value for mark in _OF_TEMPLATES)
+    return isinstance(value, str) and _TEMPLATE.search(value) is None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from http.client import HTTPException
 from typing import Any, ClassVar
@@ -19,6 +20,7 @@ from pydantic import ConfigDict, Field
 
 from stream_assets.resources import TableLocation, is_deferred, resolved_text, shown_text
 from stream_consumers.client_config import check_header_value, redact_options
+from stream_consumers.deadlines import within
 from stream_consumers.errors import (
     AccessDeniedError,
     CatalogUnavailableError,
@@ -29,6 +31,8 @@ from stream_consumers.errors import (
 from stream_consumers.urls import check_address
 
 REQUEST_TIMEOUT_SECONDS = 10.0
+MAX_ANSWER_SECONDS = 60.0
+MAX_ANSWER_BYTES = 16 * 1024 * 1024
 _NAME_PART = r"[^\s.`/\\]+"
 _CREATE_TABLE = "Create it there with CREATE TABLE … USING DELTA LOCATION '…'; the first run fills it."
 
@@ -171,8 +175,7 @@ class UnityCatalog(TableCatalog):
         if token := self._token():
             request.add_unredirected_header("Authorization", f"Bearer {token}")
         try:
-            with _OPENER.open(request, timeout=REQUEST_TIMEOUT_SECONDS) as answer:
-                text = answer.read()
+            text = within(MAX_ANSWER_SECONDS, partial(_text_of, request))
         except urllib.error.HTTPError as error:
             with error:
                 raise self._status_error(error.code, what) from None
@@ -295,6 +298,14 @@ class _RefuseRedirects(urllib.request.HTTPRedirectHandler):
 
 
 _OPENER = urllib.request.build_opener(_RefuseRedirects)
+
+
+def _text_of(request: urllib.request.Request) -> bytes:
+    with _OPENER.open(request, timeout=REQUEST_TIMEOUT_SECONDS) as answer:
+        text: bytes = answer.read(MAX_ANSWER_BYTES + 1)
+    if len(text) > MAX_ANSWER_BYTES:
+        raise OSError(f"more than {MAX_ANSWER_BYTES} bytes")
+    return text
 
 
 def _checked_url(url: str) -> str:

@@ -56,8 +56,6 @@ _PARAMETER = re.compile(
 )
 # A client encodes a password together with a user. A word without digits and signs is none.
 _CREDENTIALS = re.compile(r"\b(Basic|Bearer) (?=[\w+/.~-]*[0-9=+/])[\w+/.~-]{8,}=*")
-# A JSON Web Token, which a client may have fetched itself, so that its value is not known; it may be truncated.
-_TOKEN = re.compile(r"\beyJ[\w-]{8,}(?:\.[\w-]*){1,4}")
 # A client or a server may truncate a value that it repeats, so the first 12 characters identify it. A shorter value may
 # be a common word, so it is not searched for within other words.
 _MIN_PREFIX_CHARACTERS = 12
@@ -66,6 +64,9 @@ _BEFORE_WORD = (
     r"(?:(?<![^\W_])|(?<=%[0-9A-Fa-f]{2})|(?<=%25[0-9A-Fa-f]{2})"
     r"|(?<=\\[abfnrtv0])|(?<=\\x[0-9A-Fa-f]{2})|(?<=\\u[0-9A-Fa-f]{4}))"
 )
+# A JSON Web Token, which a client may have fetched itself, so that its value is not known; it may be truncated. It
+# begins with a JSON object in base64, in which white space may come first.
+_TOKEN = re.compile(rf"{_BEFORE_WORD}e(?:yJ[\w-]{{8,}}|[w-z][\w-]{{14,}})(?:\.[\w-]*){{1,4}}")
 _AFTER_WORD = r"(?![^\W_])"
 _VARIABLE = "env:"
 

@@ -6,14 +6,17 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from spark_jobs.decoding.decoders import import_library, shortened
 from spark_jobs.decoding.schema_limits import ENTRY_CHARACTERS, copied
 from stream_consumers.client_config import ClientConfig, Deferred, Scalar, check_header_value, redact_options, resolve
+from stream_consumers.deadlines import within
 from stream_consumers.errors import (
     AccessDeniedError,
     InvalidOptionError,
@@ -249,6 +252,8 @@ class Lookups:
         self._options = resolve(registry.options)
         self._lock = threading.RLock()
         self._users = 0
+        # The credentials that the client has sent: its options, or tokens that it has fetched and renewed.
+        self._sent: deque[str] = deque(maxlen=16)
         self._client: Any = None
         self._known: dict[tuple[object, ...], Any] = {}
         self._kept = 0
@@ -265,7 +270,7 @@ class Lookups:
             with self._lock:
                 self._users -= 1
                 if not self._users and self._client is not None:
-                    self._client.close()
+                    _close(self._client)
                     self._client = None
 
     def _connected(self) -> Any:
@@ -281,7 +286,7 @@ class Lookups:
                 config[_TOKEN] = check_header_value(str(config[_TOKEN]), _TOKEN)
             numbers = {name: float(config[name]) for name in _NUMBERS if name in config}
             client = _client_module().SchemaRegistryClient({**config, **numbers, "url": self._url})
-            _limit_answers(client._rest_client.session)  # it has no option for this
+            _limit_answers(client._rest_client.session, self._remember)  # it has no option for this
             return client
         except (ValueError, TypeError, OSError) as error:
             raise InvalidOptionError(
@@ -290,9 +295,19 @@ class Lookups:
             ) from None
 
     def _said(self, error: Exception) -> str:
-        """Return the text of an error of the client without the values of its options, which it may contain."""
-        text = str(getattr(error, "error_message", error))
-        return shortened(redact_options(text, self._options)) or type(error).__name__
+        """Return the text of an error of the client without secrets that it may contain.
+
+        They are the values of its options, and tokens that the client has fetched by itself.
+        """
+        text = redact_options(str(getattr(error, "error_message", error)), self._options)
+        for token in self._sent:
+            text = redact_options(text, {"token": token})
+        return shortened(text) or type(error).__name__
+
+    def _remember(self, authorization: str) -> None:
+        token = authorization.partition(" ")[2]
+        if token and token not in self._sent:
+            self._sent.append(token)
 
     def schema(self, number: int, form: str | None, subject: str) -> StoredSchema:
         """See :meth:`SchemaRegistry.schema`.
@@ -465,7 +480,7 @@ class Lookups:
         where = f"the schema registry {self._url}"
         try:
             with self.session():
-                return ask(self._connected())
+                return within(MAX_ANSWER_SECONDS, partial(ask, self._connected()))
         except (StreamAssetsError, MemoryError):
             raise
         except module.error.SchemaRegistryError as error:
@@ -498,11 +513,20 @@ class Lookups:
             return False
 
 
-def _limit_answers(session: Any) -> None:
-    """Stop reading an answer that is too long or takes too long, before it fills the memory.
+def _close(client: Any) -> None:
+    client.close()
+    # It leaves the client open that fetches its tokens.
+    fetching = getattr(client._rest_client.bearer_field_provider, "client", None)
+    if fetching is not None:
+        fetching.close()
+
+
+def _limit_answers(session: Any, remember: Callable[[str], None]) -> None:
+    """Stop reading an answer that is too long, before it fills the memory; pass on what authorizes each request.
 
     Args:
         session: the client of ``httpx``, or of its successor ``httpx2``, that confluent-kafka uses.
+        remember: called with the credentials of each request.
     """
     base: Any = sys.modules[type(session).__module__.partition(".")[0]].SyncByteStream
 
@@ -511,19 +535,13 @@ def _limit_answers(session: Any) -> None:
             self._stream = stream
 
         def __iter__(self) -> Iterator[bytes]:
-            size, end = 0, time.monotonic() + MAX_ANSWER_SECONDS
+            size = 0
             for part in self._stream:
                 size += len(part)
                 if size > MAX_ANSWER_BYTES:
                     raise SchemaMismatchError(
                         f"the schema registry answers with more than {MAX_ANSWER_BYTES} bytes",
                         remedy="Check the address, and the size of the schema.",
-                    )
-                if time.monotonic() > end:
-                    raise SchemaRegistryError(
-                        f"an answer of the schema registry took more than {MAX_ANSWER_SECONDS:.0f} s; "
-                        f"{size} bytes have arrived",
-                        remedy=_RETRY_REMEDY,
                     )
                 yield part
 
@@ -553,6 +571,7 @@ def _limit_answers(session: Any) -> None:
     # A few bytes of a compressed answer may expand to gigabytes.
     session.headers["Accept-Encoding"] = "identity"
     session.event_hooks["response"].append(limit)
+    session.event_hooks["request"].append(lambda request: remember(request.headers.get("authorization", "")))
 
 
 def _explained(error: Any, said: str, *, what: str, where: str) -> StreamAssetsError:

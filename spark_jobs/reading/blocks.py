@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_jobs.decoding.decoders import Column, Decoder, decode_texts, is_one_column
-from spark_jobs.decoding.row_size import MAX_ROW_BYTES
+from spark_jobs.decoding.row_size import MAX_ROW_BYTES, has_large_row
 from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 
 
@@ -58,7 +58,7 @@ class BlockDecoder:
     def refused(self, message: pa.RecordBatch, reason: str) -> pa.RecordBatch:
         """Make the dead letter of one message that cannot be decoded; without its content if that is too large."""
         timestamps, unreadable = _checked_timestamps(message)
-        if message.nbytes > self.max_row_bytes:
+        if has_large_row(message, self.max_row_bytes):
             parts = {field.name: message.column(field.name) for field in message.schema}
             parts |= {name: pa.nulls(1, parts[name].type) for name in ("key", "payload", "headers")}
             message = pa.RecordBatch.from_arrays(list(parts.values()), schema=message.schema)

@@ -397,5 +397,7 @@ def read_on_driver(
     messages: Counter[Shard] = Counter()
     for rows in found:
         messages.update(dict(count_by_shard(rows.filter(rows.column("_error").is_null()))))
+    # PySpark cannot convert slices of lists with nulls, so every value is copied.
     table = pa.Table.from_batches(found, arrow_schema(source.as_read))
+    table = table.take(pa.array(range(table.num_rows), pa.int64()))
     return DriverBatch(table, messages, table.num_rows - messages.total())

@@ -264,8 +264,9 @@ class _RangeScan:
         while left > 0 and not self.is_done:
             asked = min(left, SCAN_PAGE_SIZE)
             words = [to_id(self.position), to_id(self.gap.end - 1), asked, room, int(take_one and not self.count)]
-            count, size, last, is_full = self._server.run(MEASURE_RANGE, [key], words, f"measuring {self.shard}")
-            stop = self.gap.end if count < asked and not is_full else (to_sequence(last) + 1 if last else self.position)
+            found = self._server.run(MEASURE_RANGE, [key], words, f"measuring {self.shard}")
+            count, size, last, is_full, are_all = found
+            stop = self.gap.end if are_all else (to_sequence(last) + 1 if last else self.position)
             if count or stop > self.position:
                 self.slices.append(Slice(self.shard, key, Range(self.position, stop), count))
             self.position, self.count, self.bytes = stop, self.count + count, self.bytes + size

@@ -441,7 +441,7 @@ class RedisClaims(ClosesOnExit):
                 part = Range(to_sequence(ids[0]), to_sequence(ids[-1]) + 1)
                 held.add(Slice(shard, key, part, len(ids)), ids, size)
             left -= len(ids)
-            if is_full or is_refused or len(ids) < asked:
+            if is_full or is_refused or not ids:
                 return bool(is_full)
         return False
 

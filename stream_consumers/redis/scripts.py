@@ -24,6 +24,25 @@ local function size_of(entry)
   return size
 end
 """
+# How many bytes of entries a call of a script reads, and one entry more.
+_MAX_READ_BYTES = 16 * 1024 * 1024
+# Lua: iterate over pages of entries. Pages are small, and get smaller where entries are large, because the server needs
+# a multiple of the memory of a page, and serves nobody else meanwhile.
+_PAGES = f"""
+local function pages(key, first, last, most)
+  local after, size, left, bytes = first, 1, most, 0
+  return function()
+    if left <= 0 or bytes > {_MAX_READ_BYTES} then return nil end
+    local page = redis.call('XRANGE', key, after, last, 'COUNT', math.min(left, size))
+    if #page == 0 then return nil end
+    local read = 0
+    for _, entry in ipairs(page) do read = read + size_of(entry) end
+    size = read * 2 > {_MAX_READ_BYTES // 16} and math.max(1, math.floor(size / 2)) or math.min(100, size * 2)
+    left, after, bytes = left - #page, '(' .. page[#page][1], bytes + read
+    return page
+  end
+end
+"""
 # Lua: check for claim mode, which the consumer `sentinel` marks; without it, the mode was switched, and claims fail.
 _CHECK_CLAIM_MODE = """
 local function is_in_claim_mode(key, group, sentinel)
@@ -34,27 +53,38 @@ end
 local UNCLAIMED = redis.error_reply('UNCLAIMED the group is not in claim mode')
 """
 
-# Count the entries from ARGV[1] to ARGV[2], up to ARGV[3] entries and ARGV[4] bytes (with ARGV[5], at least one entry
-# of any size). Returns {entries, bytes, the id of the last one, is full}.
+# Count some of the entries from ARGV[1] to ARGV[2], up to ARGV[3] entries and ARGV[4] bytes (with ARGV[5], at least one
+# entry of any size). Returns {entries, bytes, the id of the last one, is full, are all}.
 MEASURE_RANGE = (
     _SIZE
+    + _PAGES
     + """
-local entries = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[2], 'COUNT', ARGV[3])
 local room, bytes, count, last = tonumber(ARGV[4]), 0, 0, false
-for _, entry in ipairs(entries) do
-  local size = size_of(entry)
-  if bytes + size > room and not (count == 0 and ARGV[5] == '1') then return {count, bytes, last, 1} end
-  bytes, count, last = bytes + size, count + 1, entry[1]
+for page in pages(KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])) do
+  for _, entry in ipairs(page) do
+    local size = size_of(entry)
+    if bytes + size > room and not (count == 0 and ARGV[5] == '1') then return {count, bytes, last, 1, 0} end
+    bytes, count, last = bytes + size, count + 1, entry[1]
+  end
 end
-return {count, bytes, last, 0}
+local rest = last and #redis.call('XRANGE', KEYS[1], '(' .. last, ARGV[2], 'COUNT', 1) or 0
+return {count, bytes, last, 0, 1 - rest}
 """
 )
 
-# Count the entries from ARGV[1] to ARGV[2], up to ARGV[3] entries. Returns {entries, the id of the last one}.
-COUNT = """
-local entries = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[2], 'COUNT', ARGV[3])
-return {#entries, #entries > 0 and entries[#entries][1]}
+# Count some of the entries from ARGV[1] to ARGV[2], up to ARGV[3] entries. Returns {entries, the id of the last one};
+# without entries, there are no more.
+COUNT = (
+    _SIZE
+    + _PAGES
+    + """
+local count, last = 0, false
+for page in pages(KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])) do
+  count, last = count + #page, page[#page][1]
+end
+return {count, last}
 """
+)
 
 # Deliver at most ARGV[4] new entries up to the id ARGV[3], of at most ARGV[5] bytes (with ARGV[6], at least one entry
 # of any size), to the name ARGV[2] of group ARGV[1]. Nothing is delivered while entries that were trimmed unread are
@@ -65,6 +95,7 @@ return {#entries, #entries > 0 and entries[#entries][1]}
 CLAIM_NEW = (
     _FIELDS
     + _SIZE
+    + _PAGES
     + _CHECK_CLAIM_MODE
     + """
 local key, group, name = KEYS[1], ARGV[1], ARGV[2]
@@ -90,17 +121,14 @@ if added and not read then return {0, 1, 0, {}} end
 if added and added - read > info['length'] and #redis.call('XRANGE', key, '-', last, 'COUNT', 1) == 0 then
   return {0, 1, 0, {}}
 end
-local room, bytes, count, full, after, left = tonumber(ARGV[5]), 0, 0, 0, '(' .. last, tonumber(ARGV[4])
-while left > 0 and full == 0 do
-  -- Read small pages, so that entries beyond the limit are not loaded.
-  local page = redis.call('XRANGE', key, after, ARGV[3], 'COUNT', math.min(left, 100))
-  if #page == 0 then break end
+local room, bytes, count, full = tonumber(ARGV[5]), 0, 0, 0
+for page in pages(key, '(' .. last, ARGV[3], tonumber(ARGV[4])) do
   for _, entry in ipairs(page) do
     local size = size_of(entry)
     if bytes + size > room and not (count == 0 and ARGV[6] == '1') then full = 1 break end
     bytes, count = bytes + size, count + 1
   end
-  left, after = left - #page, '(' .. page[#page][1]
+  if full == 1 then break end
 end
 if count == 0 then return {full, 0, 0, {}} end
 local ids = {}

@@ -356,7 +356,7 @@ class RedisConnection:
             arguments = [place, to_id(end - 1), COUNT_PAGE_SIZE]
             count, last = self.run(COUNT, [self.key(shard)], arguments, f"counting entries of {shard}")
             found, pages = found + count, pages + 1
-            place = f"({last.decode()}" if count == COUNT_PAGE_SIZE else None
+            place = f"({last.decode()}" if count else None
         return found
 
     def read(

@@ -97,6 +97,8 @@ def test_processes_that_ask_at_the_same_time_download_once(repository: Path) -> 
         folders = {pool.submit(jars.resolved, COORDINATE) for _ in range(4)}
         assert len({folder.result() for folder in folders}) == 1
     assert calls(repository) == 1
+    (lock,) = (repository / "cache" / "jars").glob("lock")
+    assert lock.stat().st_mode & 0o077 == 0, "another user who can open it can hold it"
 
 
 def test_who_waits_for_the_download_is_told_and_nobody_else(repository: Path) -> None:

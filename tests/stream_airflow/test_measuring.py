@@ -135,6 +135,10 @@ def test_a_wrong_declaration_is_refused(wrong: dict[str, str]) -> None:
         {"source": "redis://:hunter2hunter2@localhost:6379/orders", "stream_conn_id": "redis_default"},
         {"source": "me:hunter2hunter2@localhost:6379/orders", "stream_conn_id": "redis_default"},
         {"table": "s3a://key:hunter2hunter2@lake/orders"},
+        {"source": "redis://:hunter2hunter2@localhost:6379/orders-{{ ds }}"},
+        {"source": "redis://:hunter2hunter2@{{ var.value.host }}:6379/orders"},
+        {"source": "valkey://:hunter2hunter2@localhost:6379/orders"},
+        {"table": "s3a://key:hunter2hunter2@lake/orders/{% if params.x %}x{% endif %}"},
     ],
 )
 def test_a_url_with_credentials_is_refused_and_not_repeated(wrong: dict[str, str]) -> None:
@@ -143,8 +147,19 @@ def test_a_url_with_credentials_is_refused_and_not_repeated(wrong: dict[str, str
     assert "hunter2" not in f"{caught.value} {caught.value!r}"
 
 
-def test_a_url_whose_nodes_are_no_servers_is_declared() -> None:
-    assert StreamTable("sqlite:///var/lib/orders.db/orders", "t", "g").source == "sqlite:///var/lib/orders.db/orders"
+@pytest.mark.parametrize(
+    ("source", "table"),
+    [
+        ("sqlite:///var/lib/orders.db/orders", "t"),
+        (
+            "redis://{{ var.value.host }}:{{ var.value.port }}/orders",
+            "abfss://lake@account.dfs.core.windows.net/{{ ds }}",
+        ),
+        ("{{ var.value.url }}", "{% if params.x %}s3a://lake/a{% else %}s3a://lake/b{% endif %}"),
+    ],
+)
+def test_a_url_without_credentials_is_declared(source: str, table: str) -> None:
+    assert StreamTable(source, table, "g").arguments() == {"source": source, "table": table, "group": "g"}
 
 
 def test_a_secret_stays_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

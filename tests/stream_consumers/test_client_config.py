@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+
 import dagster as dg
 import pytest
 
@@ -180,3 +182,15 @@ def test_a_token_that_the_client_has_fetched_itself_is_hidden(end: str) -> None:
     said = redact_options(f"cannot verify the token eyJhbGciOiJSUzI1NiJ9.{end}, or client_assertion=opaque4711", {})
     assert said == "cannot verify the token [hidden], or client_assertion=opaque4711"
     assert redact_options("POST https://login/t?client_assertion=opaque4711", {}).endswith("client_assertion=[hidden]")
+
+
+@pytest.mark.parametrize("header", ['{"alg":"RS256"}', '{ "typ": "JWT", "alg": "RS256" }', '{\n "alg": "RS256"}'])
+@pytest.mark.parametrize("before", ["the token ", "Bearer%20", "lines: a\\n"])
+def test_a_token_is_hidden_however_its_json_is_written(header: str, before: str) -> None:
+    parts = [base64.urlsafe_b64encode(part.encode()).decode().rstrip("=") for part in (header, '{ "sub": "me" }', "s")]
+    assert redact_options(f"{before}{'.'.join(parts)} is not valid", {}) == f"{before}[hidden] is not valid"
+
+
+def test_names_of_servers_are_no_tokens() -> None:
+    said = "exchange.orders.internal and newsletter-service.example-company.org do not answer"
+    assert redact_options(said, {}) == said

@@ -35,6 +35,7 @@ class Registry:
         headers: what each answer has besides.
         parts: the bytes of each answer, instead of what it would be, until the client goes away.
         odd_path: what a path ends with if ``parts`` are answered to it; empty for each path.
+        replies: the status and the document of some paths, instead of what they would be.
     """
 
     url: str = ""
@@ -48,6 +49,7 @@ class Registry:
     headers: dict[str, str] = field(default_factory=dict)
     parts: Callable[[], Iterable[bytes]] | None = None
     odd_path: str = ""
+    replies: dict[str, tuple[int, Any]] = field(default_factory=dict)
 
     def register(self, subject: str, schema: str, kind: str = "AVRO", references: Any = ()) -> int:
         """A schema as the newest version of a subject; its id."""
@@ -67,6 +69,8 @@ class Registry:
     def answer(self, method: str, path: str, query: dict[str, list[str]], body: Any) -> tuple[int, Any]:
         """The status and the document of an answer."""
         self.asked.append(f"{method} {path}")
+        if path in self.replies:
+            return self.replies[path]
         for pattern, wanted, reply in _ROUTES:
             found = re.fullmatch(pattern, path)
             if found and wanted == method:
@@ -177,7 +181,9 @@ def schema_registry(tls: ssl.SSLContext | None = None) -> Iterator[Registry]:
 
         def _reply(self) -> None:
             url, length = urlsplit(self.path), int(self.headers.get("Content-Length") or 0)
-            body = json.loads(self.rfile.read(length)) if length else None
+            text = self.rfile.read(length)
+            # A request for a token has a form.
+            body = json.loads(text) if text.startswith(b"{") else None
             expected = base64.b64encode(f"me:{registry.password}".encode()).decode()
             if registry.failing:
                 status, document = registry.failing, {"error_code": registry.failing * 100, "message": "out of order"}

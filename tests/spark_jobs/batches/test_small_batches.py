@@ -165,6 +165,18 @@ def test_what_crashes_the_decoder_is_a_dead_letter(driver_records: int, spark: S
     assert_each_once(folder / "orders.ss", folder / "t")
 
 
+@pytest.mark.parametrize("place", [0, 5, MESSAGES - 1])
+def test_what_crashes_the_decoder_is_a_dead_letter_also_where_payloads_are_kept(
+    place: int, spark: SparkSession, folder: Path
+) -> None:
+    url = write_crashing(folder / "orders.ss", MESSAGES, segfault=place)
+    errors = ErrorPolicy(on_bad_rows=OnBadRows.DEAD_LETTER)
+    what = replace(ingestion(folder / "t", decoder=Crashing(), errors=errors), driver_records=1000)
+    (report,) = drain(spark, url, what)
+    assert (report.rows, report.dead) == (MESSAGES - 1, 1)
+    assert_each_once(folder / "orders.ss", folder / "t")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("driver_records", [1000, 0], ids=WHERE)
 def test_a_decoder_that_crashes_for_every_message_fails_the_run(

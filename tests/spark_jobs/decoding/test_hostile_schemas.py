@@ -4,9 +4,11 @@ import errno
 import gzip
 import json
 import os
+import socket
 import threading
 import time
 import tracemalloc
+from contextlib import suppress
 
 import pytest
 
@@ -540,6 +542,39 @@ def test_an_answer_whose_parts_arrive_for_ever_is_read_for_a_while(registry, mon
     registry.parts = lambda: endless(0.01)
     with pytest.raises(SchemaRegistryError):
         SchemaRegistry(registry.url, options=QUICK).schema(number)
+
+
+@pytest.mark.parametrize("parts", [(b"HTTP/1.1 200 OK\r\nX-A: ", b"a"), (b"", b"HTTP/1.1 102 Processing\r\n\r\n")])
+def test_an_answer_that_never_begins_is_waited_for_for_a_while(parts, monkeypatch):
+    monkeypatch.setattr(registries, "MAX_ANSWER_SECONDS", 0.5)
+    begin, part = parts
+
+    def answer(server):
+        client, _ = server.accept()
+        with client, suppress(OSError):
+            client.recv(65536)
+            client.sendall(begin)
+            while True:
+                client.sendall(part)
+                time.sleep(0.01)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=answer, args=(server,), daemon=True).start()
+        with pytest.raises(SchemaRegistryError):
+            SchemaRegistry(f"http://127.0.0.1:{server.getsockname()[1]}", options=QUICK).schema(1)
+
+
+def test_a_token_that_the_client_has_fetched_is_hidden_in_what_the_registry_says_of_it(registry):
+    token = "2YotnFZFEjr1zCsicMWpAA-opaque_tGzv3JOkF0XG5Qx2TlKWIA"
+    registry.replies["/token"] = 200, {"access_token": token, "token_type": "Bearer", "expires_in": 3600}
+    registry.replies["/schemas/ids/5"] = 403, {"error_code": 40301, "message": f"{token} is for another audience"}
+    oauth = {"source": "OAUTHBEARER", "issuer.endpoint.url": f"{registry.url}/token", "logical.cluster": "c"}
+    oauth |= {"client.id": "lake", "client.secret": "s3cret-4711", "scope": "x", "identity.pool.id": "p"}
+    oauth = {f"bearer.auth.{'credentials.' * (name == 'source')}{name}": value for name, value in oauth.items()}
+    with pytest.raises(StreamAssetsError) as raised:
+        SchemaRegistry(registry.url, options={**QUICK, **oauth}).schema(5)
+    assert "is for another audience" in str(raised.value)
+    assert token[:12] not in str(raised.value)
 
 
 def test_an_answer_that_may_unpack_to_anything_is_refused(registry):

@@ -183,3 +183,14 @@ def test_the_dead_letter_of_a_message_that_is_too_large_itself_lacks_its_content
     (row,) = decoder.refused(block, "why").to_pylist()
     assert (row["_sequence"], row["_payload"], row["_key"], row["_headers"]) == (7, None, None, None)
     assert (row["_error"], row["_is_message"]) == ("why", False)
+
+
+def test_many_headers_without_values_are_too_large_for_a_dead_letter():
+    """Each one is an object in Spark, and takes eight bytes here."""
+    block = messages([(7, b"x", None)])
+    headers = pa.array([[("", b"")] * 10_000], HEADERS_TYPE)
+    block = block.set_column(block.schema.get_field_index("headers"), block.schema.field("headers"), headers)
+    assert block.nbytes < 200_000
+    decoder = BlockDecoder(Raw(), pa.schema([]), pa.schema(STREAM), max_row_bytes=200_000)
+    (row,) = decoder.refused(block, "why").to_pylist()
+    assert (row["_payload"], row["_headers"], row["_error"]) == (None, None, "why")

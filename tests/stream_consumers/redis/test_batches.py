@@ -90,6 +90,22 @@ def reader(redis_address: str) -> Iterator[Reader]:
     made.client.close()
 
 
+def test_a_plan_takes_little_memory_of_the_server_whatever_the_entries_are(redis_address: str) -> None:
+    """The server holds the entries that a script has asked for, several times, and serves nobody else meanwhile."""
+    reader = Reader(redis_address)
+    reader.add(500)
+    for _ in range(300):
+        reader.client.xadd(reader.name, {"msg": b"x" * 256 * 1024})
+    reader.client.config_resetstat()
+    before = reader.client.info("memory")["used_memory"]
+    with RedisBatchSource(reader.url) as source:
+        plan = reader.plan(source, reader.gap(source))
+        assert source.server.count(reader.shard, 0, reader.position) == plan.records == 800
+    after = reader.client.info("memory")["used_memory_peak"]
+    reader.client.delete(reader.name)
+    assert after - before < 100 * 256 * 1024 * 1.5
+
+
 def test_a_stream_that_goes_on_is_the_same_whatever_is_removed(reader: Reader) -> None:
     for remove in (
         lambda: None,
