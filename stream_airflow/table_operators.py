@@ -213,11 +213,11 @@ class VerifyOperator(StreamOperator):
         }
 
     def _keyed(self) -> dict[str, Any]:
-        from spark_jobs.verify_keyed import FAULTS, verify_keyed  # noqa: PLC0415 - as in ReplayOperator.work()
+        from spark_jobs.verify_keyed import COUNTS, verify_keyed  # noqa: PLC0415 - as in ReplayOperator.work()
 
         declared = self.declared()
         with self.session(declared) as spark, declared.stream.open() as opened:
             verdict = verify_keyed(spark, opened, self.ingestion(declared))
-        numbers = {name: getattr(verdict, name) for name in ("messages", "keys", "rows", *FAULTS, "unread")}
+        numbers = {name: getattr(verdict, name) for name in COUNTS}
         lost = {str(shard): list(part) for shard, part in verdict.lost.items()}
         return {**numbers, "lost": lost, "is_right": verdict.is_right}

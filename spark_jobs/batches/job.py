@@ -280,7 +280,12 @@ def parallelism(spark: SparkSession) -> int:
 
 
 def read_all(
-    spark: SparkSession, source: BatchSource, ranges: Mapping[Shard, Range], columns: SourceColumns
+    spark: SparkSession,
+    source: BatchSource,
+    ranges: Mapping[Shard, Range],
+    columns: SourceColumns,
+    *,
+    is_isolated: bool = False,
 ) -> DataFrame:
     """Return a frame that reads all messages in these ranges, which the stream must hold.
 
@@ -289,10 +294,11 @@ def read_all(
         source: the stream, by the names of its epochs.
         ranges: what to read; empty ranges are left out.
         columns: decode the payloads.
+        is_isolated: see :func:`spark_jobs.reading.source.read_splits`.
     """
     held = {shard: part for shard, part in ranges.items() if part.start < part.end}
     plan = source.plan(held, limits=_ALL, parallelism=parallelism(spark)) if held else None
-    return read_splits(spark, plan.splits if plan else [], columns)
+    return read_splits(spark, plan.splits if plan else [], columns, is_isolated=is_isolated)
 
 
 def batch_events(

@@ -425,6 +425,15 @@ def _messages(table: pa.Table) -> pa.Table:
     return pa.table([columns[column.name].cast(column.type) for column in MESSAGE_SCHEMA], schema=MESSAGE_SCHEMA)
 
 
+def corrected_messages(records: pa.Table) -> pa.Table:
+    """Return the messages of :meth:`spark_jobs.dead_letters.table.DeadLetterTable.corrections`, as they were redriven.
+
+    A corrected payload is whole, even if the stream held no whole message.
+    """
+    records = records.drop_columns(["payload", "is_message"]).append_column("payload", records.column("correction"))
+    return _messages(records.append_column("is_message", pa.array([True] * records.num_rows, pa.bool_())))
+
+
 @dataclass(frozen=True, slots=True)
 class DeadLetterExample:
     """An example of a kind of dead letters.

@@ -265,6 +265,24 @@ class DeadLetterTable:
         """Yield the places of the dead letters that count in chunks, without Spark."""
         return self.scan(ledger.group, self.not_counting(ledger), ROW_PLACE)
 
+    def corrections(self, ledger: Ledger) -> pa.Table:
+        """Return the records of corrections whose rows no later batch has replaced, one for each place, without Spark.
+
+        A user has given these payloads, so that they fit in memory.
+        """
+        names = [*COPIED_COLUMNS, "_recorded_at", "correction"]
+        found = DEAD_LETTER_SCHEMA.empty_table().select(names)
+        if self.log().snapshot() is None or "correction" not in column_names(self.log()):
+            return found
+        state = ledger.read()
+        replaced = self._replaced(ledger, replace(state, replaces_considered=0), has_corrected=True)
+        left_out = NotCounting(_united(state.uncounted, replaced, _whole(self.orphaned(ledger, state))))
+        parts = self.scan(ledger.group, left_out, names, where="corrected_by IS NOT NULL", has_corrected=True)
+        # If the commit of a replace was cleaned from the log, an older record is left beside the newest one.
+        found = pa.concat_tables([found, *(pa.Table.from_batches([part]) for part in parts)])
+        found = found.sort_by([("_recorded_at", "descending")])
+        return found.filter(pa.array(~found.select(list(ROW_PLACE)).to_pandas().duplicated().to_numpy()))
+
     def open_places(self, ledger: Ledger) -> Iterator[pa.RecordBatch]:
         """Yield the places of the dead letters that count and are not dismissed in chunks, without Spark."""
         return self.scan(ledger.group, self.not_counting(ledger), ROW_PLACE, is_open=True)
@@ -396,8 +414,14 @@ class DeadLetterTable:
         # Delta silently ignores a DELETE if the session sets a transaction version that is already in the log.
         return count_where(self.log(), condition) == 0
 
-    def _replaced(self, ledger: Ledger, state: LedgerState) -> Uncounted:
-        """Return the dead letters in ranges that a newer batch has replaced, and that ``state.uncounted`` lacks."""
+    def _replaced(self, ledger: Ledger, state: LedgerState, *, has_corrected: bool = False) -> Uncounted:
+        """Return the dead letters in ranges that a newer batch has replaced, and that ``state.uncounted`` lacks.
+
+        Args:
+            ledger: the ledger of the main table.
+            state: the state of that ledger.
+            has_corrected: whether to include records of corrections.
+        """
         replaced = replacements(ledger, state)
         if not replaced.ranges or self.log().snapshot() is None:
             return {}
@@ -406,7 +430,8 @@ class DeadLetterTable:
             for shard, parts in replaced.ranges.items()
         }
         found: dict[str, dict[Shard, Intervals]] = {}
-        for part in self.scan(ledger.group, NotCounting(), [*ROW_PLACE, "_batch"], where=in_ranges(places)):
+        columns, where = [*ROW_PLACE, "_batch"], in_ranges(places)
+        for part in self.scan(ledger.group, NotCounting(), columns, where=where, has_corrected=has_corrected):
             for bid, of_batch in part.to_pandas().groupby("_batch"):
                 for shard, sequences in by_shard(of_batch, *ROW_PLACE):
                     parts = replaced.of(shard, str(bid), sequences)

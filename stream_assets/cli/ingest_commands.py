@@ -307,8 +307,8 @@ def verify(pipeline: Pipeline, conversion: RowConversion, spark: SparkSettings, 
     unexplained do not change it.
 
     With --keys, a keyed table is compared key by key, with the decoder and transform that make its rows. The exit code
-    is 1 if a row is missing, stale (of an older change than the newest one), undeleted, unknown, doubled or other, or a
-    range is lost.
+    is 1 if a row is missing, stale (of an older change than the newest one), undeleted, unknown, doubled or other, a
+    range is lost, or a message that cannot be decoded here (undecoded) has neither a row nor a dead letter.
 
     \b
     Examples:
@@ -370,18 +370,29 @@ def verify(pipeline: Pipeline, conversion: RowConversion, spark: SparkSettings, 
 
 
 def _verify_keyed(pipeline: Pipeline, conversion: RowConversion, spark: SparkSettings, *, as_json: bool) -> None:
-    from spark_jobs.verify_keyed import FAULTS, verify_keyed
+    from spark_jobs.verify_keyed import COUNTS, UNCOMPARED, verify_keyed
 
     with pipeline.stream().open() as opened:
         session = spark.session(pipeline.table, pipeline.storage)
         verdict = verify_keyed(session, opened, conversion.ingestion(pipeline))
-    row = {name: getattr(verdict, name) for name in ("messages", "keys", "rows", *FAULTS, "unread")}
+    row = {name: getattr(verdict, name) for name in COUNTS}
     lost = ", ".join(f"{shard} {pipeline.span(part)}" for shard, part in sorted(verdict.lost.items()))
     title = f"{pipeline.source} and {pipeline.table}"
-    print_rows([{**row, "lost": lost or None}], as_json=as_json, title=title, empty="", if_any=("unread", "lost"))
+    print_rows(
+        [{**row, "lost": lost or None}],
+        as_json=as_json,
+        title=title,
+        empty="",
+        if_any=(*UNCOMPARED, "undecoded", "lost"),
+    )
     for what, places in verdict.examples.items():
         shown = [f"{shard}={pipeline.shown(sequence)}" for shard, sequence in places]
         inform(f"{what}: {_listed(shown, count=row[what])}", style="red")
+    if verdict.undecoded or verdict.uncompared:
+        inform(
+            "note: some messages cannot be decoded here; use the decoder, schema and Spark memory of the runs",
+            style="yellow",
+        )
     for shard, part in sorted(verdict.lost.items()):
         _inform_lost(pipeline, shard, part)
     if not verdict.is_right:
