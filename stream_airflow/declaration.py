@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from spark_jobs.table_location import check_location
 from stream_consumers.client_config import ClientConfig, Scalar, option_value, resolve
 from stream_consumers.create import StreamSource
+from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, ErrorPolicy, choose_fields
-from stream_consumers.urls import StreamUrl, check_no_credentials
+from stream_consumers.urls import NOT_SHOWN, StreamUrl, check_no_credentials
 
 if TYPE_CHECKING:
     from spark_jobs.batches.ingestion import Ingestion
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 # What Airflow replaces before a task runs.
 _TEMPLATE = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
+_OF_PARAMETERS = frozenset("?#;")
 _REMEDY = "Put them into a connection of Airflow, or into client and storage_options, from the environment."
 # Other backends check their URLs when they are opened, and may have nodes that are no servers.
 _OF_SERVERS = ("kafka", "redis", "rediss")
@@ -32,7 +34,7 @@ def check_addresses(source: object, table: object, *, has_connection: bool) -> N
         table: the path or URI of a table.
         has_connection: whether the source has a connection.
 
-    An address with a template is checked only for credentials beside the template.
+    Beside a template, an address may have neither credentials nor parameters.
 
     Raises:
         InvalidUrlError, InvalidOptionError: an address is invalid or has credentials; the message does not repeat them.
@@ -42,7 +44,9 @@ def check_addresses(source: object, table: object, *, has_connection: bool) -> N
     """
     for name, value in (("source", source), ("table", table)):
         if isinstance(value, str):
-            check_no_credentials(name, _TEMPLATE.sub("1", value), remedy=_REMEDY)
+            text = check_no_credentials(name, _TEMPLATE.sub("a", value), remedy=_REMEDY)
+            if text != value and "://" in text and not _OF_PARAMETERS.isdisjoint(text):
+                raise InvalidOptionError(f"{name} has parameters beside a template; {NOT_SHOWN}", remedy=_REMEDY)
     if _is_final(source):
         is_url = "://" in source or not has_connection
         url = StreamUrl.parse(source if is_url else f"redis://of-connection/{source}")

@@ -20,14 +20,14 @@ from rich.progress import Progress
 from sqlalchemy.exc import OperationalError
 
 from spark_jobs.batches.ingestion import Ingestion
-from spark_jobs.jars import CACHE_VARIABLE, cache_folder, delta_jars
+from spark_jobs.jars import CACHE_VARIABLE, cache_folder, check_parents, delta_jars
 from spark_jobs.ledger.table_rows import scan
 from spark_jobs.verify import verify
 from stream_assets.cli.output import print_rows, progress_bar
 from stream_assets.testing import KILLS_VARIABLE
 from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.display import counted
-from stream_consumers.errors import LedgerUnreadableError, WriteError
+from stream_consumers.errors import LedgerUnreadableError, UntrustedFileError, WriteError
 
 MALFORMED = 20
 SHARDS = 2
@@ -92,10 +92,13 @@ def run_demo(messages: int) -> int:
 
     Args:
         messages: the number of messages; the kills need several thousand.
+
+    Raises:
+        UntrustedFileError: another user can put files into the folder.
     """
     folder = DemoFolder((Path.cwd() / ".demo").absolute(), messages)
-    shutil.rmtree(folder.path, ignore_errors=True)
-    folder.dagster_home.mkdir(parents=True)
+    make_empty(folder.path)
+    folder.dagster_home.mkdir()
     (folder.dagster_home / "dagster.yaml").write_text(_DAGSTER_YAML)
     console.print(f"[bold]stream-assets demo[/] in {folder.path}")
     with progress_bar(console) as progress:
@@ -109,6 +112,23 @@ def run_demo(messages: int) -> int:
     print_first_rows(folder)
     _print_ui_command(folder)
     return print_result(folder, kills=len(list((folder.path / "faults").glob("fault-*"))))
+
+
+def make_empty(path: Path) -> None:
+    """Create a folder anew, which only this user can access, because the daemon imports modules from it.
+
+    Raises:
+        UntrustedFileError: it cannot be removed, or another user can replace it.
+    """
+    shutil.rmtree(path, ignore_errors=True)
+    check_parents(path)
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        raise UntrustedFileError(
+            f"{path} cannot be removed: it is a link, or has files of other users",
+            remedy="Remove it, or run the command in another folder.",
+        ) from None
 
 
 def produce(folder: DemoFolder, progress: Progress) -> None:

@@ -17,12 +17,12 @@ import pytest
 from click.testing import Result
 from pyspark.sql import SparkSession
 
-from stream_assets.cli.demo import DemoFolder, _daemon
+from stream_assets.cli.demo import DemoFolder, _daemon, make_empty
 from stream_assets.cli.ingest_commands import _listed
 from stream_assets.cli.machine_commands import _java_version, doctor
 from stream_assets.cli.options import _imported
 from stream_assets.cli.output import inform
-from stream_consumers.errors import InvalidOptionError, MissingDependencyError
+from stream_consumers.errors import InvalidOptionError, MissingDependencyError, UntrustedFileError
 from tests.support.command_line import SCHEMA, failing, printed, run
 from tests.support.streams import assert_each_once, sequences_in_table, write_stream
 
@@ -35,6 +35,23 @@ def ingest(folder: Path, *more: str) -> Result:
 @pytest.mark.parametrize(("count", "line"), [(2, "17, 18"), (3, "17, 18 …")])
 def test_dots_after_examples_show_that_there_are_more(count: int, line: str) -> None:
     assert _listed(["17", "18"], count=count) == line
+
+
+def test_the_folder_of_the_demo_belongs_to_this_user_alone(tmp_path: Path) -> None:
+    """The daemon imports modules from it."""
+    ours, others = tmp_path / ".demo", tmp_path / "others"
+    (ours / "yaml").mkdir(parents=True)
+    make_empty(ours)
+    assert not list(ours.iterdir())
+    assert ours.stat().st_mode & 0o077 == 0
+    (others / "yaml").mkdir(parents=True)
+    ours.rmdir()
+    ours.symlink_to(others)
+    with pytest.raises(UntrustedFileError):
+        make_empty(ours)
+    others.chmod(0o777)
+    with pytest.raises(UntrustedFileError):
+        make_empty(others / ".demo")
 
 
 def test_no_name_between_colons_becomes_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
