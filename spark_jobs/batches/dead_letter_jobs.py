@@ -46,6 +46,7 @@ from spark_jobs.dead_letters.reader import (
     DeadLetters,
     SequencesByShard,
     Span,
+    corrected_messages,
     first_places,
     kind_of_reason,
     without_first,
@@ -55,7 +56,7 @@ from spark_jobs.ledger.entries import REPLAYER, PlannedFields
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.ledger.table_rows import ROW_PLACE, by_shard, within
-from stream_consumers.batches import BatchPlan, Range
+from stream_consumers.batches import BatchPlan, Range, Split
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.create import StreamSource
 from stream_consumers.errors import InvalidOptionError
@@ -225,6 +226,41 @@ class DeadLetterSplit:
         """See :meth:`stream_consumers.batches.Split.read`."""
         with pa.ipc.open_stream(self.content) as reader:
             yield from reader
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectedSplit:
+    """A split of a stream, some of whose messages have the payloads of earlier corrections.
+
+    Args:
+        split: the split.
+        corrected: the corrected messages.
+    """
+
+    split: Split
+    corrected: DeadLetterSplit
+
+    @classmethod
+    def of(cls, splits: Sequence[Split], records: pa.Table) -> list[Split]:
+        """Return the splits with the payloads of records of corrections."""
+        corrected = DeadLetterSplit.of(corrected_messages(records))
+        return [cls(split, corrected) for split in splits]
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """See :meth:`stream_consumers.batches.Split.read`."""
+        messages = pa.Table.from_batches(self.corrected.read()).combine_chunks()
+        known = {place: index for index, place in enumerate(_raw_places(messages))}
+        corrected = {name: messages.column(name).combine_chunks() for name in ("payload", "error")}
+        for block in self.split.read():
+            found = pa.array([known.get(place) for place in _raw_places(block)], pa.int64())
+            columns = {field.name: block.column(field.name) for field in block.schema}
+            for name, values in corrected.items():
+                columns[name] = pc.if_else(found.is_valid(), values.take(found), columns[name])
+            yield pa.RecordBatch.from_arrays(list(columns.values()), schema=block.schema)
+
+
+def _raw_places(messages: pa.Table | pa.RecordBatch) -> Iterator[tuple[str, int, int | None]]:
+    return zip(*(messages.column(name).to_pylist() for name in ("stream", "shard", "sequence")), strict=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -270,7 +270,7 @@ class DeadLetterTable:
 
         A user has given these payloads, so that they fit in memory.
         """
-        names = [*COPIED_COLUMNS, "_recorded_at", "correction"]
+        names = [*COPIED_COLUMNS, "_recorded_at", "corrected_by", "note", "correction"]
         found = DEAD_LETTER_SCHEMA.empty_table().select(names)
         if self.log().snapshot() is None or "correction" not in column_names(self.log()):
             return found

@@ -367,7 +367,7 @@ class RedisClaims(ClosesOnExit):
             elif facts.end == position or deleted >= position:
                 # Single entries were deleted; only the last one is known.
                 start, end = min(position, deleted), max(position, deleted + 1)
-                unread = self.server.count(shard, position, facts.end, length=facts.length)
+                unread = self.server.count(shard, position, facts.end)
             else:
                 continue
             entries = facts.added - (group.read or 0) - unread
@@ -388,7 +388,7 @@ class RedisClaims(ClosesOnExit):
             if group is not None and facts.added is not None and group.read is None:
                 if shard in written and _may_be_removed(facts, group.position):
                     continue
-                unread = self.server.count(shard, group.position, facts.end, length=facts.length)
+                unread = self.server.count(shard, group.position, facts.end)
                 self._count_as_read(shard, group.position, "", facts.added - unread)
 
     def account_for(self, shard: Shard, trimmed: TrimmedEntries) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +30,11 @@ DAMAGED = b'{"id": 3, "name": '
 def send_payload(table: KeyedTable, payload: bytes) -> None:
     with create_producer(table.url) as producer:
         producer.send(payload, shard=0, timestamp_ms=table.first_ms)
+
+
+def redrive(table: KeyedTable, payloads: Mapping[tuple[Shard, int], bytes]) -> None:
+    what = Redrive(corrections=Corrections(payloads, by="ann"))
+    list(drain_batches(RedriveJob(table.spark, table.ingestion, what, url=StreamUrl.parse(table.url))))
 
 
 @pytest.mark.slow
@@ -59,10 +65,7 @@ def test_a_corrected_message_is_compared_with_its_corrected_payload(
         (SHARD, 3): b'{"id": 3, "name": "c", "op": "u", "at": 3}',
         (SHARD, 4): b'{"id": 1, "op": "d", "at": 4}',
     }
-    job = RedriveJob(
-        spark, table.ingestion, Redrive(corrections=Corrections(payloads, by="ann")), url=StreamUrl.parse(table.url)
-    )
-    list(drain_batches(job))
+    redrive(table, payloads)
     table.drain()
     verdict = table.verdict()
     assert (verdict.is_right, verdict.messages, verdict.keys) == (True, 4, 3), verdict
@@ -104,3 +107,32 @@ def test_a_dead_letter_that_crashes_the_decoder_does_not_end_the_comparison(spar
     with open_batch_source(table.url) as source:
         verdict = verify_keyed(spark, source, what)
     assert (verdict.is_right, verdict.messages, verdict.rows) == (True, 1, 1), verdict
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("driver_records", [1000, 0], ids=["driver", "executors"])
+def test_a_correction_stays_where_an_earlier_message_is_redriven(
+    driver_records: int, spark: SparkSession, folder: Path
+) -> None:
+    """The changes behind it are merged again, from the stream, which has the payload of before the correction."""
+    table = KeyedTable(spark, folder, BY_POSITION, records=100, driver_records=driver_records)
+    table.send({"id": 1, "name": "a", "op": "u", "at": 1})
+    send_payload(table, DAMAGED)
+    table.send({"id": 2, "name": "c", "op": "u", "at": 3})
+    send_payload(table, DAMAGED)
+    table.drain()
+    redrive(table, {(SHARD, 4): b'{"id": 2, "op": "d", "at": 4}'})
+    table.drain()
+    assert table.rows() == {1: "a"}
+    redrive(table, {(SHARD, 2): b'{"id": 2, "name": "b", "op": "u", "at": 2}'})
+    table.drain()
+    table.drain()
+    assert table.rows() == {1: "a"}
+    dead_letters = table.ingestion.dead_letters()
+    assert sum(map(len, dead_letters.open_places(table.ingestion.ledger()))) == 0
+    records = dead_letters.corrections(table.ingestion.ledger()).select(["_sequence", "corrected_by", "correction"])
+    assert {row["_sequence"]: (row["corrected_by"], b'"d"' in row["correction"]) for row in records.to_pylist()} == {
+        2: ("ann", False),
+        4: ("ann", True),
+    }
+    assert table.verdict().is_right

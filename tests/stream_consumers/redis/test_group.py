@@ -9,6 +9,7 @@ import pytest
 from stream_consumers.errors import StreamNotFoundError
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset
+from stream_consumers.redis import server
 from stream_consumers.redis.claims import RedisClaims
 from stream_consumers.redis.entries import to_sequence
 from stream_consumers.redis.entry_consumer import GroupEntryConsumer
@@ -69,6 +70,27 @@ def test_a_group_of_a_new_shard_of_a_known_stream_has_read_nothing(place: Place,
         assert facts is not None
         assert facts.read == (0 if is_known else 5)
         assert [trimmed.entries for trimmed in claims.trimmed().values()] == ([5] if is_known else [])
+
+
+def test_losses_are_counted_exactly_however_many_entries_are_unread(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the lag, the length of the stream is near enough, once counting takes too long."""
+    monkeypatch.setattr(server, "COUNT_PAGE_SIZE", 2)
+    monkeypatch.setattr(server, "MAX_COUNT_PAGES", 1)
+    stream = f"{place.stream}-many"
+    for number in range(1, 31):
+        place.client.xadd(stream, {"msg": b"{}"}, id=f"{number}-1")
+    place.client.xgroup_create(stream, GROUP, "10-1", entries_read=10)
+    place.client.xdel(stream, "12-1", "13-1")
+    with RedisClaims(StreamUrl.parse(place.url.replace(place.stream, stream)), GROUP) as claims:
+        assert [trimmed.entries for trimmed in claims.trimmed().values()] == [2]
+        place.client.execute_command("XGROUP", "SETID", stream, GROUP, "20-1")
+        claims.count_reads()
+        facts = claims.group.facts(Shard(stream))
+        assert facts is not None
+        assert facts.read == 20
+        assert not claims.trimmed()
 
 
 def test_a_stream_that_is_made_with_its_group_has_nothing_read(place: Place, group: RedisGroup) -> None:
