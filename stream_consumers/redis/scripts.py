@@ -27,7 +27,7 @@ end
 # How many bytes of entries a call of a script reads, and one entry more.
 _MAX_READ_BYTES = 16 * 1024 * 1024
 # Lua: iterate over pages of entries. Pages are small, and get smaller where entries are large, because the server needs
-# a multiple of the memory of a page, and serves nobody else meanwhile.
+# a multiple of the memory of a page, and answers no other client meanwhile.
 _PAGES = f"""
 local function pages(key, first, last, most)
   local after, size, left, bytes = first, 1, most, 0
