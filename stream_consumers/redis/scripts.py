@@ -42,6 +42,9 @@ local function pages(key, first, last, most)
     return page
   end
 end
+local function is_end(key, read, last)
+  return (not read or #redis.call('XRANGE', key, '(' .. read, last, 'COUNT', 1) == 0) and 1 or 0
+end
 """
 # Lua: check for claim mode, which the consumer `sentinel` marks; without it, the mode was switched, and claims fail.
 _CHECK_CLAIM_MODE = """
@@ -67,13 +70,12 @@ for page in pages(KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])) do
     bytes, count, last = bytes + size, count + 1, entry[1]
   end
 end
-local rest = last and #redis.call('XRANGE', KEYS[1], '(' .. last, ARGV[2], 'COUNT', 1) or 0
-return {count, bytes, last, 0, 1 - rest}
+return {count, bytes, last, 0, is_end(KEYS[1], last, ARGV[2])}
 """
 )
 
-# Count some of the entries from ARGV[1] to ARGV[2], up to ARGV[3] entries. Returns {entries, the id of the last one};
-# without entries, there are no more.
+# Count some of the entries from ARGV[1] to ARGV[2], up to ARGV[3] entries. Returns {entries, the id of the last one,
+# are all}.
 COUNT = (
     _SIZE
     + _PAGES
@@ -82,7 +84,7 @@ local count, last = 0, false
 for page in pages(KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])) do
   count, last = count + #page, page[#page][1]
 end
-return {count, last}
+return {count, last, is_end(KEYS[1], last, ARGV[2])}
 """
 )
 

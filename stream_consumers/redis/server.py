@@ -354,9 +354,9 @@ class RedisConnection:
             if length is not None and pages == MAX_COUNT_PAGES:
                 return length
             arguments = [place, to_id(end - 1), COUNT_PAGE_SIZE]
-            count, last = self.run(COUNT, [self.key(shard)], arguments, f"counting entries of {shard}")
+            count, last, are_all = self.run(COUNT, [self.key(shard)], arguments, f"counting entries of {shard}")
             found, pages = found + count, pages + 1
-            place = f"({last.decode()}" if count else None
+            place = None if are_all else f"({last.decode()}"
         return found
 
     def read(
