@@ -1,25 +1,37 @@
-"""No HTTP client shows its secret, whatever part of an answer repeats its request."""
+"""HTTP clients and servers that answer what they like: no secret is shown, and no answer takes all time or memory."""
 
 from __future__ import annotations
 
 import base64
 import threading
-from collections.abc import Callable, Iterator
+import tracemalloc
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from itertools import chain, repeat
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 
 import pytest
 
+from spark_jobs.decoding import schema_registry
 from spark_jobs.decoding.schema_registry import SchemaRegistry
-from stream_assets import UnityCatalog
-from stream_consumers.errors import StreamAssetsError
+from stream_assets import UnityCatalog, catalogs
+from stream_consumers.errors import (
+    CatalogUnavailableError,
+    SchemaMismatchError,
+    SchemaRegistryError,
+    StreamAssetsError,
+)
 from tests.support.kept_errors import kept
 
 SECRET = "hunter2-of-the-server"
 CODED = base64.b64encode(f"me:{SECRET}".encode()).decode()
+OPTIONS = {"basic.auth.user.info": f"me:{SECRET}", "max.retries": 0, "timeout": 5}
 CLIENTS: dict[str, Callable[[str], object]] = {
     "unity": lambda url: UnityCatalog(url=url, token=SECRET).table("main.sales.orders").path,
-    "registry": lambda url: SchemaRegistry(url, options={"basic.auth.user.info": f"me:{SECRET}"}).subject("orders"),
+    "registry": lambda url: SchemaRegistry(url, options=OPTIONS).subject("orders"),
 }
+LIMITS = {"unity": catalogs, "registry": schema_registry}
+"""The module that limits the answers to each client."""
 ANSWERS = {
     "no status": "{said}\r\n",
     "status": "HTTP/1.1 {said}\r\n\r\n",
@@ -33,33 +45,87 @@ ANSWERS = {
 }
 
 
+BODY = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
+DRIPS = {
+    "header": (b"HTTP/1.1 200 OK\r\nX-A: ", b"a"),
+    "statuses": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "body": (BODY, b" "),
+}
+"""What an answer begins with, and what comes after that for ever."""
+
+Answer = Callable[[str], Iterable[bytes]]
+
+
 @pytest.fixture
-def repeating() -> Iterator[tuple[str, list[str]]]:
-    """Return the address of a server, and the answer that it gives."""
-    answers: list[str] = []
+def server() -> Iterator[tuple[str, list[Answer]]]:
+    """The address of a server, and its answer: what it sends, a part each 10 ms, to a client with some credentials."""
+    answers: list[Answer] = []
+    has_ended = threading.Event()
 
     class Handler(StreamRequestHandler):
         def handle(self) -> None:
             lines = [line.decode().strip() for line in iter(self.rfile.readline, b"\r\n")]
             credentials = next(line.partition(":")[2].strip() for line in lines if line.lower().startswith("auth"))
-            self.wfile.write(answers[0].format(said=f"{credentials} for {SECRET}").encode())
+            with suppress(ConnectionError):
+                for part in answers[0](credentials):
+                    self.wfile.write(part)
+                    if has_ended.wait(0.01):
+                        return
 
-    with ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}", answers
-        server.shutdown()
+    with ThreadingTCPServer(("127.0.0.1", 0), Handler) as listening:
+        listening.daemon_threads = True
+        threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        yield f"http://127.0.0.1:{listening.server_address[1]}", answers
+        has_ended.set()
+        listening.shutdown()
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
 @pytest.mark.parametrize("client", CLIENTS)
 def test_an_answer_that_repeats_the_request_shows_no_secret(
-    client: str, answer: str, repeating: tuple[str, list[str]]
+    client: str, answer: str, server: tuple[str, list[Answer]]
 ) -> None:
-    url, answers = repeating
-    answers.append(ANSWERS[answer])
+    url, answers = server
+    answers.append(lambda credentials: [ANSWERS[answer].format(said=f"{credentials} for {SECRET}").encode()])
     with pytest.raises(StreamAssetsError) as raised:
         CLIENTS[client](url)
     shown = kept(raised.value)
     assert SECRET not in shown
     assert CODED.rstrip("=") not in shown
+
+
+@pytest.mark.parametrize("drip", DRIPS)
+@pytest.mark.parametrize(
+    ("client", "error"), [("unity", CatalogUnavailableError), ("registry", SchemaRegistryError)], ids=CLIENTS
+)
+def test_an_answer_that_never_ends_is_waited_for_for_a_while(
+    client: str,
+    error: type[StreamAssetsError],
+    drip: str,
+    server: tuple[str, list[Answer]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url, answers = server
+    begin, part = DRIPS[drip]
+    answers.append(lambda _: chain([begin], repeat(part)))
+    monkeypatch.setattr(LIMITS[client], "MAX_ANSWER_SECONDS", 0.3)
+    with pytest.raises(error):
+        CLIENTS[client](url)
+
+
+@pytest.mark.parametrize(
+    ("client", "error"), [("unity", CatalogUnavailableError), ("registry", SchemaMismatchError)], ids=CLIENTS
+)
+def test_an_answer_without_end_is_read_up_to_a_size(
+    client: str, error: type[StreamAssetsError], server: tuple[str, list[Answer]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, answers = server
+    answers.append(lambda _: chain([BODY], repeat(b" " * (1 << 18))))
+    monkeypatch.setattr(LIMITS[client], "MAX_ANSWER_BYTES", 1 << 20)
+    tracemalloc.start()
+    try:
+        with pytest.raises(error):
+            CLIENTS[client](url)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()

@@ -4,11 +4,8 @@ import errno
 import gzip
 import json
 import os
-import socket
 import threading
-import time
 import tracemalloc
-from contextlib import suppress
 
 import pytest
 
@@ -515,53 +512,6 @@ def test_no_zone_that_a_message_names_is_looked_up_as_a_file_or_a_module(name):
     rows, errors = decode(Json("id BIGINT, at TIMESTAMP"), [b'{"id":1}', payload, b'{"id":3}'])
     assert (rows[0], rows[2]) == ({"id": 1, "at": None}, {"id": 3, "at": None})
     assert [error is None for error in errors] == [True, False, True]
-
-
-def endless(seconds=0.0):
-    while True:
-        yield b" " * 1024
-        time.sleep(seconds)
-
-
-def test_an_answer_without_end_is_read_up_to_a_size(registry, monkeypatch):
-    number = registry.register("good-value", GOOD["AVRO"][1])
-    monkeypatch.setattr(registries, "MAX_ANSWER_BYTES", 1 << 20)
-    registry.parts = endless
-    tracemalloc.start()
-    try:
-        with pytest.raises(SchemaMismatchError):
-            SchemaRegistry(registry.url, options=QUICK).schema(number)
-        assert tracemalloc.get_traced_memory()[1] < 16 << 20
-    finally:
-        tracemalloc.stop()
-
-
-def test_an_answer_whose_parts_arrive_for_ever_is_read_for_a_while(registry, monkeypatch):
-    number = registry.register("good-value", GOOD["AVRO"][1])
-    monkeypatch.setattr(registries, "MAX_ANSWER_SECONDS", 0.2)
-    registry.parts = lambda: endless(0.01)
-    with pytest.raises(SchemaRegistryError):
-        SchemaRegistry(registry.url, options=QUICK).schema(number)
-
-
-@pytest.mark.parametrize("parts", [(b"HTTP/1.1 200 OK\r\nX-A: ", b"a"), (b"", b"HTTP/1.1 102 Processing\r\n\r\n")])
-def test_an_answer_that_never_begins_is_waited_for_for_a_while(parts, monkeypatch):
-    monkeypatch.setattr(registries, "MAX_ANSWER_SECONDS", 0.5)
-    begin, part = parts
-
-    def answer(server):
-        client, _ = server.accept()
-        with client, suppress(OSError):
-            client.recv(65536)
-            client.sendall(begin)
-            while True:
-                client.sendall(part)
-                time.sleep(0.01)
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        threading.Thread(target=answer, args=(server,), daemon=True).start()
-        with pytest.raises(SchemaRegistryError):
-            SchemaRegistry(f"http://127.0.0.1:{server.getsockname()[1]}", options=QUICK).schema(1)
 
 
 def test_a_token_that_the_client_has_fetched_is_hidden_in_what_the_registry_says_of_it(registry):

@@ -153,6 +153,10 @@ def test_no_error_repeats_a_storage_option(table: str, options: dict[str, str]) 
         "abfss://me%3Ahunter2@account.dfs.core.windows.net/orders",
         "abfss://lake%3Fsig%3dhunter2@account.dfs.core.windows.net/orders",
         "s3a:/me:hunter2@bucket/orders",
+        # Characters that are normalized to these: urllib raises an error that repeats them.
+        "s3a://me:hunter2\uff20bucket/orders",
+        "s3a://bucket\uff0fhunter2/orders",
+        "\uff53\uff13\uff41://me:hunter2@bucket/orders",
     ],
 )
 def test_no_address_with_credentials_is_taken(table: str) -> None:
