@@ -149,7 +149,9 @@ class SparkOptions:
 def delta_spark_config(table: str = "", storage_options: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the settings that a session needs for Delta; download the jars first.
 
-    They are for sessions created elsewhere, such as ``PySparkResource(spark_config=delta_spark_config())``.
+    They are for sessions created elsewhere, such as ``PySparkResource(spark_config=delta_spark_config())``. The ports
+    of such a session require a secret. Spark generates it for a local master, YARN and Kubernetes; for a standalone
+    cluster, set ``spark.authenticate.secret`` in ``spark-defaults.conf``.
 
     Args:
         table: the table to write, if it is in an object store, such as ``s3a://lake/orders``.
@@ -158,6 +160,10 @@ def delta_spark_config(table: str = "", storage_options: Mapping[str, str] | Non
     Raises:
         MissingDependencyError: Java is missing, or the jars cannot be downloaded.
     """
+    return {**GUARD, **_table_config(table, storage_options)}
+
+
+def _table_config(table: str, storage_options: Mapping[str, str] | None) -> dict[str, str]:
     stored = object_store_config(table, storage_options)
     jars = ",".join(filter(None, [*map(str, delta_jars()), stored.pop("spark.jars", "")]))
     # By Hadoop's own default umask all users could read the files of tables.
@@ -215,7 +221,7 @@ def _session(options: SparkOptions) -> SparkSession:
         return running
     is_local = options.master.startswith("local")
     # The user's settings may already include the jars for Amazon S3.
-    of_table = delta_spark_config("" if brings_s3(options.config) else options.table, options.storage_options)
+    of_table = _table_config("" if brings_s3(options.config) else options.table, options.storage_options)
     defaults = {**LOG_LEVEL, **(LOCAL_DEFAULTS if is_local else {})}
     settings = {**defaults, **of_table, **options.config, **(GUARD if is_local else {})}
     is_served = is_local and REMOTE_VARIABLE not in os.environ
@@ -289,6 +295,12 @@ def check_session(session: SparkSession) -> SparkSession:
             f"the Spark session cannot write Delta tables: {', '.join(missing)} is not set",
             remedy="Create it with spark_jobs.session.create_session, or add spark_jobs.session.delta_spark_config() "
             "to its settings before it starts (a running session ignores them).",
+        )
+    is_local = str(session.conf.get("spark.master", "")).startswith("local")
+    if is_local and str(session.conf.get("spark.authenticate", "false")).lower() != "true":
+        _log.warning(
+            "Any user of this machine can read the rows and settings of this Spark session, because spark.authenticate "
+            "is not true. Start it with the settings of stream_assets.delta_spark_config()."
         )
     for name in _QUERY_LOGGERS:
         PySparkLogger.getLogger(name).disabled = True

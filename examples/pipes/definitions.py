@@ -1,12 +1,12 @@
 """An asset whose run is a job of `spark-submit` on a cluster: Dagster starts it and gets its reports by Dagster Pipes.
 
-export SPARK_MASTER=spark://host:7077
+export SPARK_MASTER=spark://host:7077       # with spark.authenticate.secret in spark-defaults.conf; local by default
 dg dev -f examples/pipes/definitions.py
 """
 
 import os
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from tempfile import TemporaryDirectory
 
 import dagster as dg
 
@@ -22,12 +22,19 @@ def orders(context: dg.AssetExecutionContext, pipes: dg.PipesSubprocessClient) -
     """The messages of the stream, exactly once, whichever process dies."""
     master = os.environ.get("SPARK_MASTER", "local[*]")
     extras = {"source": SOURCE, "table": TABLE, "group": "lakehouse"}
-    # Every user of the machine can read a command line, and the settings of a table on S3 have its keys. Only the owner
-    # can read a temporary file.
-    with NamedTemporaryFile("w", suffix=".conf") as settings:
-        settings.writelines(f"{name} {value}\n" for name, value in delta_spark_config(TABLE).items())
-        settings.flush()
-        options = ["--master", master, "--properties-file", settings.name, "--load-spark-defaults"]
+    # Every user of the machine can read a command line, and the settings of a table on S3 have its keys. Spark's own
+    # files have values of messages. So all of them are in a folder that only this user can enter.
+    with TemporaryDirectory() as private:
+        own = {
+            "spark.local.dir": private,
+            "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={private}",
+            "spark.ui.enabled": "false",
+        }
+        settings = Path(private, "settings.conf")
+        settings.write_text(
+            "".join(f"{name} {value}\n" for name, value in {**delta_spark_config(TABLE), **own}.items())
+        )
+        options = ["--master", master, "--properties-file", str(settings), "--load-spark-defaults"]
         result = pipes.run(command=["spark-submit", *options, str(JOB)], context=context, extras=extras)
     return result.get_materialize_result()
 

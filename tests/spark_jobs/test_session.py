@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +14,17 @@ from pyspark.errors import PySparkRuntimeError
 
 from spark_jobs import session
 from spark_jobs.jars import LOG_STORE_CLASS, S3_LOG_STORE_CLASS
-from spark_jobs.session import LOCAL_LOG_STORE, SparkOptions, create_session, delta_spark_config, object_store_config
+from spark_jobs.session import (
+    LOCAL_LOG_STORE,
+    SparkOptions,
+    check_session,
+    create_session,
+    delta_spark_config,
+    object_store_config,
+)
 from spark_jobs.spark_server import client
 from spark_jobs.spark_server.folder import UnusableFolderError
+from spark_jobs.spark_start import GUARD
 from spark_jobs.writing.failures import catalog_unavailable, explain
 from stream_consumers.errors import InvalidOptionError, SparkSessionError
 from tests.support.kept_errors import kept
@@ -69,7 +79,7 @@ def spark(monkeypatch: pytest.MonkeyPatch) -> Spark:
     made = Spark()
     monkeypatch.delenv("STREAM_ASSETS_SPARK", raising=False)
     monkeypatch.delenv("SPARK_REMOTE", raising=False)
-    monkeypatch.setattr(session, "delta_spark_config", lambda *of_table: {"spark.jars": "delta.jar"})
+    monkeypatch.setattr(session, "_table_config", lambda *of_table: {"spark.jars": "delta.jar"})
     monkeypatch.setattr(session, "java", lambda: "java")
     monkeypatch.setattr(session, "start_context", lambda settings, master: None)
     monkeypatch.setattr(session, "check_session", lambda found: found)
@@ -154,7 +164,7 @@ def test_a_spark_that_starts_gets_what_the_storage_of_the_table_needs(
 ) -> None:
     def asked(**config: str) -> tuple[str, Mapping[str, str]]:
         found: list[Any] = []
-        monkeypatch.setattr(session, "delta_spark_config", lambda *of_table: found.append(of_table) or {})
+        monkeypatch.setattr(session, "_table_config", lambda *of_table: found.append(of_table) or {})
         create_session(SparkOptions(table="s3a://lake/orders", storage_options={"AWS_REGION": "x"}, config=config))
         return found[0]  # type: ignore[no-any-return]
 
@@ -181,7 +191,7 @@ def test_no_error_repeats_what_may_be_a_token(remote: str) -> None:
 @pytest.mark.parametrize("remote", ["sc://127.0.0.1:1/p;token=hunter2", "sc://127.0.0.1:hunter2/;token=x"])
 def test_no_error_repeats_what_may_be_a_token_in_the_environment(monkeypatch: pytest.MonkeyPatch, remote: str) -> None:
     monkeypatch.setattr(session, "running_session", lambda: None)
-    monkeypatch.setattr(session, "delta_spark_config", lambda *of_table: {})
+    monkeypatch.setattr(session, "_table_config", lambda *of_table: {})
     monkeypatch.setenv("SPARK_REMOTE", remote)
     with pytest.raises(SparkSessionError) as raised:
         create_session(SparkOptions(config={"spark.connect.x": "1"}))
@@ -284,6 +294,35 @@ def test_both_names_of_the_storage_have_the_log_store(table: str) -> None:
     assert config[LOCAL_LOG_STORE] == LOG_STORE_CLASS
     assert config["spark.jars"].endswith(",/jars/s3a.jar")
     assert "s3a.jar" not in delta_spark_config("/lake/orders")["spark.jars"]
+
+
+def test_a_session_made_elsewhere_requires_a_secret_at_its_ports() -> None:
+    assert delta_spark_config("/lake/orders").items() >= GUARD.items()
+
+
+@pytest.mark.parametrize(("master", "is_guarded"), [("local[2]", "true"), ("local[2]", None), ("yarn", None)])
+def test_a_local_session_without_a_secret_is_reported(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, master: str, is_guarded: str | None
+) -> None:
+    monkeypatch.setattr(session, "_use_own_python", lambda found: None)
+    monkeypatch.setattr(session, "send_packages", lambda found: None)
+    made: Any = SimpleNamespace(conf=RuntimeConf({**delta_spark_config("/lake/orders"), "spark.master": master}))
+    made.conf.settings["spark.authenticate"] = is_guarded or "false"
+    check_session(made)
+    assert ("spark.authenticate" in caplog.text) == (master == "local[2]" and not is_guarded)
+
+
+@dataclass
+class RuntimeConf:
+    """The settings of a session."""
+
+    settings: dict[str, str]
+
+    def get(self, name: str, default: str) -> str:
+        return self.settings.get(name, default)
+
+    def set(self, name: str, value: str) -> None:
+        self.settings[name] = value
 
 
 def test_a_session_shows_no_secret_of_the_storage() -> None:

@@ -22,7 +22,7 @@ from stream_assets.cli.demo import DemoFolder, console, covered, print_first_row
 from stream_assets.cli.output import progress_bar
 from stream_consumers.display import counted
 from tests.support.airflow_home import AirflowHome
-from tests.support.airflow_standalone import Standalone, airflow_standalone
+from tests.support.airflow_standalone import SETTINGS, Standalone, airflow_standalone
 from tests.support.settings import ROOT
 
 MESSAGES = 100_000
@@ -47,7 +47,8 @@ def run_demo(folder: DemoFolder) -> int:
         with airflow_standalone(home, **variables) as airflow:
             kills = _follow(folder, airflow, progress)
     print_first_rows(folder)
-    names = {"AIRFLOW_HOME": str(home.folder), **variables, "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True"}
+    # Airflow would listen on all interfaces. It prints the password of the user admin.
+    names = {"AIRFLOW_HOME": str(home.folder), **variables, "AIRFLOW__API__HOST": SETTINGS["AIRFLOW__API__HOST"]}
     words = " ".join(f"{name}={value}" for name, value in names.items())
     console.print(
         f"the Airflow UI of these runs: {words} {home.place}/bin/airflow standalone", markup=False, soft_wrap=True

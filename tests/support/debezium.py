@@ -6,6 +6,7 @@ Run it by hand, with a Postgres, by ``python -m tests.support.debezium --broker 
 from __future__ import annotations
 
 import argparse
+import secrets
 import signal
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,7 @@ from tests.support.postgres import Postgres, postgres_server
 from tests.support.servers import Server, running
 
 CONNECT = ("org.apache.kafka", "connect-runtime", COORDINATE[2])
+LOGIN = ("org.apache.kafka", "connect-basic-auth-extension", COORDINATE[2])
 DEBEZIUM = ("io.debezium", "debezium-connector-postgres", "3.4.0.Final")
 START_SECONDS = 240.0
 PREFIX = "shop"
@@ -31,6 +33,14 @@ value.converter=org.apache.kafka.connect.json.JsonConverter
 offset.storage.file.filename={folder}/offsets
 offset.flush.interval.ms=1000
 plugin.discovery=only_scan
+rest.extension.classes=org.apache.kafka.connect.rest.basic.auth.extension.BasicAuthSecurityRestExtension
+"""
+# Every user of the machine can connect to the REST API, which shows the password of the database. So it asks for a
+# password that nobody knows.
+LOGINS = """
+KafkaConnect {{
+    org.apache.kafka.connect.rest.basic.auth.extension.PropertyFileLoginModule required file="{users}";
+}};
 """
 # The topic is there before the connector, unless somebody runs it by hand.
 CONNECTOR = """
@@ -66,19 +76,24 @@ def debezium(
         options: more options of the connector.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    worker, connector, logging = folder / "worker.properties", folder / "connector.properties", folder / "log4j2"
+    worker, connector = folder / "worker.properties", folder / "connector.properties"
     worker.write_text(WORKER.format(broker=broker, folder=folder))
     login = {"host": database.host, "port": database.port, "user": database.user, "password": database.password}
+    connector.touch(0o600)
     text = CONNECTOR.format(prefix=PREFIX, tables=tables, database=database.database, **login)
     connector.write_text(text + "".join(f"{name}={value}\n" for name, value in (options or {}).items()))
-    connector.chmod(0o600)
+    users, logins = folder / "users", folder / "logins.conf"
+    users.touch(0o600)
+    users.write_text(f"nobody={secrets.token_hex(16)}\n")
+    logins.write_text(LOGINS.format(users=users))
     logging = folder / "log4j2.properties"
     logging.write_text(LOGGING)
     shipped = Path(pyspark.__file__).parent / "jars"
     jars = [str(next(shipped.glob(pattern))) for pattern in LOGGING_JARS]
-    classes = ":".join([*jars, f"{resolved(CONNECT)}/*", f"{resolved(DEBEZIUM)}/*"])
+    folders = resolved(CONNECT), resolved(LOGIN, is_alone=True), resolved(DEBEZIUM)
+    classes = ":".join([*jars, *(f"{place}/*" for place in folders)])
     jvm = [java(), "-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
-    jvm += [f"-Dlog4j2.configurationFile={logging}", "-cp", classes]
+    jvm += [f"-Dlog4j2.configurationFile={logging}", f"-Djava.security.auth.login.config={logins}", "-cp", classes]
     command = [*jvm, "org.apache.kafka.connect.cli.ConnectStandalone", str(worker), str(connector)]
     with running("Debezium", command, folder / "debezium.log") as server:
         server.until(lambda: server.said("Starting streaming"), seconds=START_SECONDS, what="it follows the log")
