@@ -137,7 +137,7 @@ class BatchJob(ABC):
             The state to plan batches from. It has the result of the check.
         """
         found = self._checked
-        if again or found is None or self.ledger.was_restored(after=self._checked_at, state=state):
+        if again or found is None or self.ledger.was_restored(after=self._checked_at, until=state.version):
             found = self._checked = self.target.dead_letters.clean_up(self.target.spark, self.ledger, state)
         self._checked_at = state.version
         return replace(

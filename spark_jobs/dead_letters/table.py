@@ -276,7 +276,9 @@ class DeadLetterTable:
             return found
         state = ledger.read()
         replaced = self._replaced(ledger, replace(state, replaces_considered=0), has_corrected=True)
-        left_out = NotCounting(_united(state.uncounted, replaced, _whole(self.orphaned(ledger, state))))
+        # The ranges of other batches are about dead letters, and may span records between these.
+        whole = {bid: ranges for bid, ranges in state.uncounted.items() if not ranges}
+        left_out = NotCounting(_united(whole, replaced, _whole(self.orphaned(ledger, state))))
         parts = self.scan(ledger.group, left_out, names, where="corrected_by IS NOT NULL", has_corrected=True)
         # If the commit of a replace was cleaned from the log, an older record is left beside the newest one.
         found = pa.concat_tables([found, *(pa.Table.from_batches([part]) for part in parts)])
@@ -422,22 +424,24 @@ class DeadLetterTable:
             state: the state of that ledger.
             has_corrected: whether to include records of corrections.
         """
-        replaced = replacements(ledger, state)
+        replaced = replacements(ledger, state, leaves_out_late=has_corrected)
         if not replaced.ranges or self.log().snapshot() is None:
             return {}
         places = {
             shard: Range(min(part.start for part, _ in parts), max(part.end for part, _ in parts))
             for shard, parts in replaced.ranges.items()
         }
-        found: dict[str, dict[Shard, Intervals]] = {}
+        # All of a batch and shard, because the ranges of some of them may span others, such as records of corrections.
+        sequences: dict[tuple[str, Shard], list[Sequences]] = {}
         columns, where = [*ROW_PLACE, "_batch"], in_ranges(places)
         for part in self.scan(ledger.group, NotCounting(), columns, where=where, has_corrected=has_corrected):
             for bid, of_batch in part.to_pandas().groupby("_batch"):
-                for shard, sequences in by_shard(of_batch, *ROW_PLACE):
-                    parts = replaced.of(shard, str(bid), sequences)
-                    if parts:
-                        known = found.setdefault(str(bid), {})
-                        known[shard] = known.get(shard, Intervals()) | Intervals.of(*parts)
+                for shard, own in by_shard(of_batch, *ROW_PLACE):
+                    sequences.setdefault((str(bid), shard), []).append(own)
+        found: dict[str, dict[Shard, Intervals]] = {}
+        for (batch, shard), parts in sequences.items():
+            if ranges := replaced.of(shard, batch, np.concatenate(parts)):
+                found.setdefault(batch, {})[shard] = Intervals.of(*ranges)
         return found
 
     def orphaned(self, ledger: Ledger, state: LedgerState | None = None) -> list[OrphanedBatch]:
@@ -569,14 +573,24 @@ class Replacements:
         return [Range(int(sequences[start]), int(sequences[end - 1]) + 1) for start, end in Intervals.of(*pairs)]
 
 
-def replacements(ledger: Ledger, state: LedgerState) -> Replacements:
-    """Return the ranges that surviving batches have replaced, and that ``state.uncounted`` does not reflect yet."""
+def replacements(ledger: Ledger, state: LedgerState, *, leaves_out_late: bool = False) -> Replacements:
+    """Return the ranges that surviving batches have replaced, and that ``state.uncounted`` does not reflect yet.
+
+    Args:
+        ledger: the ledger of the main table.
+        state: the state of that ledger.
+        leaves_out_late: whether to leave out late batches. The RESTORE may have brought back corrections that such a
+            batch does not have. Its range is merged again, so the next batch records them, or replaces them.
+    """
     ranges: dict[Shard, list[tuple[Range, int]]] = {}
     ages: dict[str, int] = {}
     for commit in in_effect(_not_considered(ledger, state)):
         if commit.entry is None:
             continue
-        if commit.entry.write_mode.replaces_dead_letters:
+        is_replace = commit.entry.write_mode.replaces_dead_letters
+        if is_replace and leaves_out_late:
+            is_replace = not ledger.was_restored(after=commit.entry.base, until=commit.version - 1)
+        if is_replace:
             for shard, parts in commit.entry.replaced.items():
                 # A batch may have an empty part of a shard.
                 if parts:

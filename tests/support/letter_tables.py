@@ -40,10 +40,11 @@ def write_letters(
     dismissed_by: str | None = None,
     dismisses: str | None = None,
     offset: int | None = None,
+    correction: bytes | None = None,
 ) -> None:
     """Write dead letters of a batch with this number; the payload of each is its sequence, or what is given.
 
-    ``metadata`` changes that of the commit.
+    ``metadata`` changes that of the commit. With a ``correction``, they are records of corrections.
     """
     count = len(sequences)
     times = [NOON + timedelta(minutes=(s or 0) % 1000) for s in sequences]
@@ -63,6 +64,9 @@ def write_letters(
         "_group": pa.array([group] * count, pa.string()),
         "_recorded_at": pa.array([NOON + timedelta(days=1)] * count, _TIME),
     }
+    if correction is not None:
+        rows["corrected_by"] = rows["note"] = pa.array(["ann"] * count, pa.string())
+        rows["correction"] = pa.array([correction] * count, pa.binary())
     told = {"v": 1, "bid": batch, "app": f"{group}/main", "n": 1, "number": number}
     told |= metadata or {}
     if dismissed_by is not None:
