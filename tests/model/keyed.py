@@ -37,11 +37,13 @@ class Change(NamedTuple):
         operation: ``u`` upserts, ``d`` deletes, ``p`` updates and does not have the large value; ``t`` truncates,
             which deletes all keys, whatever its own is.
         order: the value of the message that orders it, or the time at which it was really made.
+        is_broken: the payload in the stream cannot be read. The change is that of the corrected payload.
     """
 
     key: int
     operation: str
     order: int
+    is_broken: bool = False
 
 
 class Row(NamedTuple):
@@ -77,6 +79,9 @@ class Commit(NamedTuple):
         base: the rows that it was planned from, where they matter.
         is_overtaken: whether something has landed since, where it matters.
         gone: how many of the first messages the stream has lost.
+        is_again: whether it reads places that were covered where it was planned, where corrections matter.
+        corrected: the broken messages whose corrected payloads it has; ``None`` before it has read the records of
+            corrections, and written its own.
     """
 
     apps: str
@@ -88,6 +93,8 @@ class Commit(NamedTuple):
     base: tuple[Row | None, ...] = ()
     is_overtaken: bool = False
     gone: int = 0
+    is_again: bool = False
+    corrected: Places | None = frozenset()
 
 
 class Version(NamedTuple):
@@ -101,7 +108,10 @@ class Version(NamedTuple):
         floor: tombstones with a lower order may be gone.
         dead: places that became dead letters, because they lie below the floor and there is no row of their key.
         is_known: whether the ledger vouches for the table.
-        redriven: whether the dead letter is a row, or would be one without a newer change.
+        recorded: the broken messages with a record of their correction that counts, as a dead letter does: its batch is
+            in the table (``dead_letters.py``), and no later one has replaced it. The others are dead letters.
+        corrected: those whose corrections a user has made, and that no replay has read again since.
+        dropped: those that a replay has read again, until they are corrected once more.
         lacks: whether a run has ended because a change lacks a value that no row has.
     """
 
@@ -112,7 +122,9 @@ class Version(NamedTuple):
     floor: int = 0
     dead: Places = frozenset()
     is_known: bool = True
-    redriven: bool = False
+    recorded: Places = frozenset()
+    corrected: Places = frozenset()
+    dropped: Places = frozenset()
     lacks: bool = False
 
 
@@ -120,9 +132,15 @@ Messages = tuple[tuple[Change, ...], ...]
 
 
 def shards(*texts: str) -> Messages:
-    """The messages of each shard; ``au3`` upserts key ``a`` with order 3, the position if there is no number."""
+    """The messages of each shard.
+
+    ``au3`` upserts key ``a`` with order 3, the position if there is no number. ``aU`` does so once it is corrected.
+    """
     return tuple(
-        tuple(Change(ord(word[0]) - ord("a"), word[1], int(word[2:] or at)) for at, word in enumerate(text.split()))
+        tuple(
+            Change(ord(word[0]) - ord("a"), word[1].lower(), int(word[2:] or at), word[1].isupper())
+            for at, word in enumerate(text.split())
+        )
         for text in texts
     )
 
@@ -185,7 +203,7 @@ def model(
     plan: str = "lowest",
     detects: str = "changes",
     replay: str = "merge",
-    redrive: bool = False,
+    corrections: str = "kept",
     app: str = "own",
     purge: str = "",
     floor: str = "insert",
@@ -216,7 +234,10 @@ def model(
         detects: which changes raise if they meet a row of another shard: all ``changes``, ``upserts``, or ``none``.
         replay: ``merge``, equal orders overwrite; ``newer``, they do not; ``refresh``, it only writes rows again that
             its own messages made, and covers nothing; none if empty.
-        redrive: the replay writes the first place only, a dead letter that no other reader can decode.
+        corrections: what a merge of covered places does with the corrections that redrives have recorded. ``kept``: it
+            has the corrected payloads, and records them again, because it replaces the records of its places;
+            ``unrecorded``: it has them, and records nothing; ``lost``: it has the payloads of the stream; ``late``: as
+            ``kept``, and it replaces the records also if it lands behind a RESTORE, which may have brought them back.
         app: the transaction sequence of a replay, its ``own`` or that of ingestion (``shared``).
         purge: of tombstones, in the transaction sequence of the replay, where a replay has one of its own. ``plain``:
             at once; ``declared``: after an empty commit in the sequence of ingestion that says the floor; ``both``: at
@@ -246,6 +267,7 @@ def model(
     everything = frozenset((shard, at) for shard, found in enumerate(messages) for at in range(len(found)))
     keys = 1 + max(change.key for found in messages for change in found)
     has_large = any(change.operation == "p" for found in messages for change in found)
+    broken = frozenset((shard, at) for shard, at in everything if messages[shard][at].is_broken)
     merges: dict[State, Version] = {}
     # The state: the version; those that RESTOREs will go back to; what ingestion, the replay and the purge have
     # planned, or what is to become of them; how many more RESTOREs and rewinds there may be; the version that an
@@ -297,8 +319,9 @@ def model(
                 rows[key] = None
         for key in range(keys):
             found = [place for place in places(c) if change_at(place).key == key and place[1] > last]
+            found = [place for place in found if place not in broken or place in (c.corrected or ())]
             if c.kind != "redrive":
-                found = [place for place in found if place[1] >= c.gone and not (redrive and place == (0, 0))]
+                found = [place for place in found if place[1] >= c.gone]
             changes = [row(place, 1 if c.kind == "merge" else 2) for place in sorted(found)]
             old = rows[key]
             if c.kind == "replay" and replay == "refresh":
@@ -367,6 +390,10 @@ def model(
         for shard, part in enumerate(c.parts):
             if part and (redo == "end" or (c.kind == "rewind" and redo != "code")):
                 again |= frozenset((shard, at) for at in range(part[1], len(messages[shard]))) & covered
+        used = c.corrected or frozenset()
+        is_final = not c.is_late or corrections == "late"
+        replaced = written if is_final and (c.kind != "merge" or c.is_again) else frozenset()
+        forgotten = before.corrected & replaced if c.kind == "replay" else frozenset()
         return Version(
             rows,
             covered,
@@ -375,7 +402,9 @@ def model(
             before.floor,
             before.dead - written | dropped,
             is_known,
-            before.redriven or c.kind == "redrive",
+            before.recorded - replaced | (used if c.kind == "redrive" or corrections != "unrecorded" else frozenset()),
+            before.corrected - forgotten | used,
+            (before.dropped | forgotten) - used,
         )
 
     def runs(places: Places, shard: int, start: int) -> Iterator[Place]:
@@ -450,6 +479,9 @@ def model(
     def planned(st: State, slot: int, apps: str, kind: str, parts: tuple[Place | None, ...]) -> tuple[str, State]:
         base = st[0].rows if unchanged == "landed" else ()
         made = Commit(apps, kind, parts, st[0].floor, base=base, gone=st[8])
+        if broken and kind in ("merge", "redrive"):
+            is_again = bool(places(made) & st[0].covered)
+            made = made._replace(is_again=is_again, corrected=None if is_again else frozenset())
         return f"a {kind} {apps} {parts} is planned", put(st, slot, made)
 
     def is_gone(st: State, parts: tuple[Place | None, ...]) -> bool:
@@ -459,6 +491,13 @@ def model(
 
     def may_redrive(st: State, end: int) -> bool:
         return trims in ("", "none") or not any(x < st[8] for _, x in st[0].covered if x >= end)
+
+    def recorded(st: State, slot: int) -> tuple[str, State]:
+        """What is planned there, with the corrections of its messages as of now."""
+        c, at = st[slot], st[0]
+        known = frozenset() if corrections == "lost" else at.recorded & places(c)
+        found = places(c) if c.kind == "redrive" else known
+        return f"the {c.kind} {c.parts} writes its dead letters", put(st, slot, c._replace(corrected=found))
 
     def restored(st: State, to: Version, saved: State) -> State:
         good = None if to.is_known else st[7] or st[0]
@@ -482,7 +521,9 @@ def model(
                 if to >= gone and not is_below(at, shard, to):
                     yield planned(put(st, 6, rw - 1), INGESTION, "A", "rewind", single(shard, (to, to)))
         elif isinstance(f, Commit):
-            if f.kind == "merge" and meets_other(at.rows, f):
+            if f.corrected is None:
+                yield recorded(st, INGESTION)
+            elif f.kind == "merge" and meets_other(at.rows, f):
                 yield f"the merge {f.parts} meets a row of another shard", put(st, INGESTION, "raised")
             else:
                 yield from landed(st, INGESTION, None)
@@ -490,15 +531,18 @@ def model(
         name = "A" if app == "shared" else "P"
         if p == "wanted" and at.is_known:
             for shard, start in at.covered:
-                for part in runs(at.covered, shard, start):
-                    is_other = redrive and (shard, *part) != (0, 0, 1)
-                    is_held = may_redrive(st, part[1]) if redrive else start >= gone
-                    if part[0] < part[1] and not is_other and is_held and not is_below(at, shard, start):
-                        yield planned(st, REPLAY, name, "redrive" if redrive else "replay", single(shard, part))
+                for part in runs(at.covered, shard, start) if replay else ():
+                    if part[0] < part[1] and start >= gone and not is_below(at, shard, start):
+                        yield planned(st, REPLAY, name, "replay", single(shard, part))
+                for part in runs(at.covered & broken - at.recorded, shard, start):
+                    if part[0] < part[1] and may_redrive(st, part[1]):
+                        yield planned(st, REPLAY, name, "redrive", single(shard, part))
             yield "no replay is wanted", put(st, REPLAY, "over")
         elif isinstance(p, Commit):
-            if not meets_other(at.rows, p):
-                yield from landed(st, REPLAY, "over")
+            if p.corrected is None:
+                yield recorded(st, REPLAY)
+            elif not meets_other(at.rows, p):
+                yield from landed(st, REPLAY, "wanted" if p.kind == "redrive" else "over")
             yield "the replay is dropped", put(st, REPLAY, "over")
         if g == "wanted" and at.is_known and not (floor == "refused" and at.redo):
             if dead := [one.order for one in at.rows if one and one.operation == "d"]:
@@ -547,8 +591,13 @@ def model(
             return "a change lacks a value, and no row has it"
         if f == "raised" or at.redo or not at.is_known:
             return None
-        read = at.covered - at.dead - ({(0, 0)} if redrive and not at.redriven else set())
+        if at.recorded != at.corrected:
+            return f"{sorted(at.corrected)} are corrected, and {sorted(at.recorded)} have records"
+        read = at.covered - at.dead - (broken - at.corrected)
         for key, one in enumerate(at.rows):
+            # Its row, or the lack of one, may stay until the message is corrected once more.
+            if any(change_at(place).key == key for place in at.dropped):
+                continue
             homes = {s for s, found in enumerate(messages) for change in found if change.key == key}
             if order == "position":
                 # What is missing in between is read later, and what was read behind it then again.
@@ -575,7 +624,7 @@ def model(
         return f == "raised" or at.lacks or (is_over and at.covered == everything and not at.redo)
 
     start = Version((None,) * keys)
-    waits = ("wanted" if replay else "over", "wanted" if purge else "over")
+    waits = ("wanted" if replay or broken else "over", "wanted" if purge else "over")
     first: State = (start, frozenset(), None, *waits, restores, rewinds, None, 0)
     return search(Model(first, step, wrong, is_done))
 
@@ -903,6 +952,21 @@ def one_key(*sizes: int, **options: Any) -> Result:
     )
 
 
+def redriven(*patterns: str, **options: Any) -> Result:
+    """All updates and deletes of one key in one shard, corrected where the pattern has ``X``, in one sequence."""
+    values = {"replay": "", "app": "shared", **options}
+    return joined(
+        model(shards(" ".join(f"a{operation}" for operation in operations)), **values)
+        for pattern in patterns
+        for operations in product(*("UD" if mark == "X" else "ud" for mark in pattern))
+    )
+
+
+def corrected(*patterns: str, **options: Any) -> Result:
+    """Redrives by the code of the ledger, which reads again first, next to a replay."""
+    return redriven(*patterns, **{"redo": "code", "plan": "redo first", "replay": "merge", **options})
+
+
 LARGE = ("au ap", "au au ap", "au ap au", "au ap ap", "au ap ad", "ad au ap")
 """Updates that leave a large value alone, behind one that has it."""
 
@@ -988,32 +1052,38 @@ VARIANTS = (
     quick(
         "k3-code-shared", "same, in one transaction sequence", "PASS", partial(one_key, 1, 2, app="shared", redo="code")
     ),
-    quick(
-        "k3-code-redrive", "same, a redrive of a dead letter", "PASS", partial(one_key, 1, 2, redrive=True, redo="code")
-    ),
+    quick("k3-code-redrive", "same, a redrive of a dead letter", "PASS", partial(redriven, "X", "Xx", redo="code")),
     quick("k3-trusted", "same, a late range itself is not read again", "PASS", partial(one_key, 1, 2, late="trusted")),
     quick("k3-shared", "same, a replay in the sequence of ingestion", "PASS", partial(one_key, 1, 2, app="shared")),
-    quick("k3-redrive", "same, a redrive of a dead letter", "PASS", partial(one_key, 1, 2, redrive=True)),
-    quick(
-        "k3-redrive-alone", "a redrive has nothing read again", "BAD", partial(one_key, 2, redo="range", redrive=True)
-    ),
+    quick("k3-redrive", "same, a redrive of a dead letter", "PASS", partial(redriven, "X", "Xx")),
+    quick("k3-redrive-alone", "a redrive has nothing read again", "BAD", partial(redriven, "Xx", redo="range")),
     quick(
         "k3-trim",
         "the stream loses messages that were read, and a redrive does not look",
         "BAD",
-        partial(one_key, 2, redrive=True, redo="code", trims="none"),
+        partial(redriven, "Xx", redo="code", trims="none"),
     ),
     quick(
         "k3-trim-redrive",
         "it does, and ingestion does not",
         "BAD",
-        partial(one_key, 2, redrive=True, redo="code", trims="redrive"),
+        partial(redriven, "Xx", redo="code", trims="redrive"),
     ),
-    quick(
-        "k3-trim-both", "both do", "PASS", partial(one_key, 1, 2, redrive=True, redo="code", trims="both", restores=0)
-    ),
-    Variant("k3-trim-3", "same, three messages", "PASS", partial(one_key, 3, redrive=True, redo="code", trims="both")),
+    quick("k3-trim-both", "both do", "PASS", partial(redriven, "X", "Xx", redo="code", trims="both", restores=0)),
+    Variant("k3-trim-3", "same, three messages", "PASS", partial(redriven, "Xxx", redo="code", trims="both")),
     quick("k3-trim-replay", "same, a replay", "PASS", partial(one_key, 1, 2, redo="code", trims="both", restores=0)),
+    quick(
+        "c1",
+        "corrections: a merge of covered places has the corrected payloads, and records them again",
+        "PASS",
+        partial(corrected, "xX", "XX"),
+    ),
+    Variant("c1-restores", "same, two RESTOREs", "PASS", partial(corrected, "XX", restores=2, replay="")),
+    Variant("c1-3", "same, three messages", "PASS", partial(corrected, "xXX", "XxX", "XXX", replay="", rewinds=0)),
+    quick("c2", "it has the payloads of the stream", "BAD", partial(corrected, "XX", corrections="lost", rewinds=0)),
+    quick("c3", "it records no correction", "BAD", partial(corrected, "XX", corrections="unrecorded", rewinds=0)),
+    quick("c4", "a redrive has a sequence of its own", "BAD", partial(corrected, "XX", app="own", restores=0)),
+    quick("c5", "a late batch replaces the records of corrections", "BAD", partial(corrected, "X", corrections="late")),
     quick(
         "k4",
         "a replay only writes the rows again that its messages made",
