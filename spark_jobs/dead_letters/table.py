@@ -579,18 +579,18 @@ def replacements(ledger: Ledger, state: LedgerState, *, leaves_out_late: bool = 
     Args:
         ledger: the ledger of the main table.
         state: the state of that ledger.
-        leaves_out_late: whether to leave out late batches. The RESTORE may have brought back corrections that such a
-            batch does not have. Its range is merged again, so the next batch records them, or replaces them.
+        leaves_out_late: whether to leave out late batches whose ranges are read again. The RESTORE may have brought
+            back corrections that such a batch does not have. The batch that reads its range again uses them.
     """
     ranges: dict[Shard, list[tuple[Range, int]]] = {}
     ages: dict[str, int] = {}
     for commit in in_effect(_not_considered(ledger, state)):
         if commit.entry is None:
             continue
-        is_replace = commit.entry.write_mode.replaces_dead_letters
-        if is_replace and leaves_out_late:
-            is_replace = not ledger.was_restored(after=commit.entry.base, until=commit.version - 1)
-        if is_replace:
+        mode = commit.entry.write_mode
+        is_left_out = leaves_out_late and mode.reduces_redo
+        is_left_out = is_left_out and ledger.was_restored(after=commit.entry.base, until=commit.version - 1)
+        if mode.replaces_dead_letters and not is_left_out:
             for shard, parts in commit.entry.replaced.items():
                 # A batch may have an empty part of a shard.
                 if parts:

@@ -24,12 +24,11 @@ class Corrected(Tables):
         self, number: int, *part: int, base: int | None = None, dead: tuple[int, ...] = (), **fields: Any
     ) -> None:
         """Commit a batch that merges a range again, and its dead letters."""
-        base = self.main.next - 1 if base is None else base
-        bid = f"b{number}"
+        base, bid = self.main.next - 1 if base is None else base, f"b{number}"
         if dead:
             self.add(ORDERS, *dead, batch=bid, number=number)
         written = {"ranges": {ORDERS: Range(*part)}} if part else {}
-        self.main.ours(made_entry(number, base, bid=bid, mode="merge again", **{**written, **fields}))
+        self.main.ours(made_entry(number, base, bid=bid, **{"mode": "merge again", **written, **fields}))
 
     def redrive(self, number: int, *sequences: int) -> None:
         """Correct dead letters."""
@@ -64,6 +63,14 @@ def test_a_batch_in_flight_over_a_restore_leaves_the_corrections_that_this_one_b
     tables.merge(5, 0, 10)
     assert tables.corrected() == [5]
     tables.merge(6, 0, 10, kind="replay", dead=(5,))
+    assert tables.corrected() == []
+
+
+def test_a_late_rebuild_leaves_no_correction_because_nothing_is_merged_again(tables: Corrected) -> None:
+    tables.add(ORDERS, 5)
+    tables.redrive(2, 5)
+    tables.main.restore(version=1, back_to=1)
+    tables.merge(3, 0, 100, base=1, kind="rebuild", mode="rebuild", dead=(5,))
     assert tables.corrected() == []
 
 
