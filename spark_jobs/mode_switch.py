@@ -20,13 +20,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import chain
 
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.batches.source_checks import check_removed_by_restore, last_messages_before
 from spark_jobs.batches.target_table import commit_empty
-from spark_jobs.claims.claim_state import ClaimStatus, ClaimStatuses, moved_forwards, skipped_entries
+from spark_jobs.claims.claim_state import (
+    ClaimStatus,
+    ClaimStatuses,
+    claim_names,
+    fence_claim,
+    moved_forwards,
+    skipped_entries,
+)
 from spark_jobs.ledger.entries import CLAIMS, LEAVING_CLAIMS, SWITCHING, EntryFields, ShardState
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from stream_consumers.batches import BatchSource, LastMessage, Range, position_facts_in
@@ -110,15 +118,10 @@ def _end_claims(spark: SparkSession, ingestion: Ingestion, claims: RedisClaims, 
     _fence(spark, ingestion, switch=LEAVING_CLAIMS)
     leave_claim_mode(claims)
 
-    def fence(member: str, number: int) -> None:
-        fenced = replace(ingestion, member=member)
-        while fenced.ledger().read().last_number < number:
-            _fence(spark, fenced, switch=None)
-
     # A member that read the ledger before this switch began may already use its next number.
     for member in {c.entry.by for c in ingestion.ledger().newest_first() if c.entry and "/" not in c.entry.by}:
         _fence(spark, replace(ingestion, member=member), switch=None)
-    ranges, hint = settle_claims(claims, ingestion.ledger(), fence)
+    ranges, hint = settle_claims(claims, ingestion.ledger(), lambda name: fence_claim(spark, ingestion, name))
     source.extents()
     last = last_messages_before(source, {shard: part.end for shard, part in ranges.items()})
     _fence(spark, ingestion, switch=None, ranges=ranges, last_messages=last, hint=hint)
@@ -243,14 +246,14 @@ def check_settled(claims: RedisClaims) -> None:
 
 
 def settle_claims(
-    claims: RedisClaims, ledger: Ledger, fence: Callable[[str, int], None]
+    claims: RedisClaims, ledger: Ledger, fence: Callable[[ClaimName], None]
 ) -> tuple[Mapping[Shard, Range], Mapping[str, object]]:
     """Steps 2 and 3 towards positions: fence open claims, so that no batch lands any more, and cover delivered entries.
 
     Args:
         claims: the group.
         ledger: the ledger of the group.
-        fence: uses up a number of a member.
+        fence: uses up the number of a claim.
 
     Returns:
         The ranges to cover, and the hint for the first batch by position.
@@ -260,10 +263,10 @@ def settle_claims(
         SourceRecreatedError: the group is gone, or was moved back.
     """
     status = ClaimStatuses(ledger)
-    names = {name for listed in claims.holders().values() for raw in listed if (name := ClaimName.parse(raw))}
+    names = claim_names(chain.from_iterable(claims.holders().values()), ledger).values()
     for name, found in status.of(names).items():
         if found is ClaimStatus.OPEN:
-            fence(name.member, name.number)
+            fence(name)
     written = {name for name, found in status.of(names).items() if found is ClaimStatus.WRITTEN}
     for shard in claims.shards:
         for name in written:

@@ -294,6 +294,28 @@ def check_name(name: str, value: object, *, without: str = "") -> str:
     return value
 
 
+MAX_MEMBER_BYTES = 1024
+"""The most bytes of the name of a member, which each of its commits has."""
+
+
+def check_member(member: object) -> str:
+    """Return ``member`` if it is a valid name of a member of a group.
+
+    Raises:
+        InvalidOptionError: it is no valid name, contains ``/``, or is longer than :data:`MAX_MEMBER_BYTES`.
+
+    Example:
+        >>> check_member("worker-1")
+        'worker-1'
+    """
+    name = check_name("member", member, without="/")
+    if len(name.encode()) > MAX_MEMBER_BYTES:
+        raise InvalidOptionError(
+            f"member={name[:20]!r}… is too long", remedy=f"Use a name of at most {MAX_MEMBER_BYTES:,} bytes."
+        )
+    return name
+
+
 def check_iterable(name: str, values: object) -> None:
     """Raise unless ``values`` is an iterable of values; text is rejected, because each character would be a value.
 

@@ -33,6 +33,7 @@ from stream_consumers.options import (
     ErrorPolicy,
     Limits,
     SchemaChanges,
+    check_member,
     check_name,
     check_range,
     check_switch,
@@ -255,7 +256,7 @@ class Ingestion:
         if self.finish_seconds is not None:
             check_range("finish_seconds", self.finish_seconds)
         check_name("group", self.group, without="/")
-        check_name("member", self.member, without="/")
+        check_member(self.member)
         check_switch("single_writer", self.single_writer)
         if isinstance(self.decoder, type) or not callable(getattr(self.decoder, "ddl", None)):
             raise InvalidOptionError(

@@ -23,6 +23,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from pyspark.sql import SparkSession
 
@@ -41,12 +42,18 @@ from spark_jobs.batches.target_table import (
     OutdatedError,
     YieldTo,
     check_unwritten,
-    commit_empty,
     initialize,
     register_streams,
 )
-from spark_jobs.claims.claim_state import ClaimLosses, ClaimStatus, ClaimStatuses, PlannedLoss
-from spark_jobs.ledger.entries import ClaimedRange, EntryFields, PlannedFields
+from spark_jobs.claims.claim_state import (
+    ClaimLosses,
+    ClaimStatus,
+    ClaimStatuses,
+    PlannedLoss,
+    claim_names,
+    fence_claim,
+)
+from spark_jobs.ledger.entries import ClaimedRange, PlannedFields
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.session import check_served
 from stream_consumers.batches import Range, fair_shares
@@ -261,7 +268,7 @@ class ClaimJob(BatchJob):
             return True
         self._origin = origin
         for shard, names in self._claims.names(empty=True).items():
-            for name in names:
+            for name in claim_names(names, self.ledger).values():
                 # Its number is used and it has no entries, so that its status does not matter.
                 if name.number <= self.ledger.last_number(name.member):
                     self._claims.remove_name(shard, name)
@@ -269,7 +276,9 @@ class ClaimJob(BatchJob):
 
     def _find_abandoned(self) -> list[_Abandoned] | None:
         """Step 2: find entries of others that may be taken over; ``None`` after a fence, which changes numbers."""
-        holders = {shard: self._names_to_take_over(shard, names) for shard, names in self._claims.holders().items()}
+        held = self._claims.holders()
+        members = claim_names(chain.from_iterable(held.values()), self.ledger)
+        holders = {shard: self._names_to_take_over(shard, names, members) for shard, names in held.items()}
         parsed = {name for names in holders.values() for name in names if isinstance(name, ClaimName)}
         if self._fence_open(parsed):
             return None
@@ -289,33 +298,27 @@ class ClaimJob(BatchJob):
         if not self._fenced_at:
             # In this order: if a batch had an entry before another client took it, its name is in the list.
             self._fenced_at = {shard: self._claims.now(shard) for shard in holders}
-            if self._fence_open(name for names in self._claims.names().values() for name in names):
+            if self._fence_open(claim_names(chain.from_iterable(self._claims.names().values()), self.ledger).values()):
                 return None
         return [one for one in others if one.shard in self._fenced_at]
 
     def _fence_open(self, names: Iterable[ClaimName]) -> bool:
         """Fence the names that are open; return whether there were any, so that numbers have changed."""
-        numbers = {(name.member, name.number) for name in names}
-        last = {member: self.ledger.last_number(member) for member, _ in numbers}
-        still_open = sorted((member, number) for member, number in numbers if number > last[member])
-        for member, number in still_open:
-            self._fence(member, number)
+        # The highest number of a member, which also fences its lower ones.
+        highest = {name.member: name for name in sorted(names)}
+        still_open = [name for name in highest.values() if name.number > self.ledger.last_number(name.member)]
+        for name in still_open:
+            fence_claim(self.target.spark, self.ingestion, name)
         return bool(still_open)
 
-    def _fence(self, member: str, number: int) -> None:
-        """Take the next number of another member, so that a batch in flight with that number never lands."""
-
-        def fields(state: LedgerState) -> EntryFields | None:
-            return {"by": self.ledger.member} if state.last_number < number else None
-
-        commit_empty(self.target.spark, replace(self.ingestion, member=member), "fence", fields)
-
-    def _names_to_take_over(self, shard: Shard, names: Iterable[bytes]) -> list[ClaimName | bytes]:
+    def _names_to_take_over(
+        self, shard: Shard, names: Iterable[bytes], members: Mapping[bytes, ClaimName]
+    ) -> list[ClaimName | bytes]:
         """Return the names that are idle or abandoned, and all other clients, whose entries are checked one by one."""
         idle = self._claims.idle_names(shard)
         found: list[ClaimName | bytes] = []
         for raw in names:
-            name = ClaimName.parse(raw)
+            name = members.get(raw)
             if name is None:
                 found.append(raw)
             elif raw in idle or name.bid in self._own_batch_ids or self._claims.is_released(shard, name):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -17,16 +18,20 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingestion import Batch, Ingestion, Observer
 from spark_jobs.batches.source_checks import check_removed_by_restore
-from spark_jobs.batches.target_table import TargetTable
-from spark_jobs.ledger.entries import ClaimedRange, LedgerEntry, PlannedFields, State
+from spark_jobs.batches.target_table import TargetTable, commit_empty
+from spark_jobs.ledger.entries import ClaimedRange, EntryFields, LedgerEntry, PlannedFields, State
 from spark_jobs.ledger.intervals import Intervals
-from spark_jobs.ledger.ledger import Ledger, app_id
+from spark_jobs.ledger.ledger import Ledger, LedgerState, app_id
 from stream_consumers.batches import Range
 from stream_consumers.display import counted
 from stream_consumers.errors import DataLossError
 from stream_consumers.messages import Shard
 from stream_consumers.redis.claims import ClaimName, RedisClaims, TrimmedEntries
 from stream_consumers.redis.entries import id_before, quoted_words, to_id, to_sequence
+
+# A member that commits a batch a second needs 30 years for so many numbers. A limit is needed so that names of other
+# clients, which look like those of a member, cannot use up the numbers of the member.
+MAX_NUMBERS_AHEAD = 1_000_000_000
 
 
 class ClaimStatus(enum.Enum):
@@ -69,6 +74,43 @@ class ClaimStatuses:
             is_written = entry is not None and entry.kind == "batch" and entry.bid == name.bid
             self._known[name] = ClaimStatus.WRITTEN if is_written else ClaimStatus.DEAD
         return {name: self._known.get(name, ClaimStatus.OPEN) for name in wanted}
+
+
+def claim_names(raw_names: Iterable[bytes], ledger: Ledger) -> Mapping[bytes, ClaimName]:
+    """Return the consumer names of members; the others are names of other kinds of clients.
+
+    A member names a claim by its next number. The ledger may have much smaller numbers, because an older copy of the
+    table was put in place, or the group goes on in a copy of the table. ``tests/model/claims.py`` shows why such names
+    have to be fenced.
+
+    Args:
+        raw_names: consumer names from the server.
+        ledger: the ledger of the group.
+    """
+    parsed = {raw: name for raw in raw_names if (name := ClaimName.parse(raw)) is not None}
+    last = {member: ledger.last_number(member) for member in {name.member for name in parsed.values()}}
+    return {raw: name for raw, name in parsed.items() if name.number <= last[name.member] + MAX_NUMBERS_AHEAD}
+
+
+def fence_claim(spark: SparkSession, ingestion: Ingestion, name: ClaimName) -> None:
+    """Take the number of a claim, and all numbers before it, so that a batch in flight with one of them never lands.
+
+    The next number of the member is taken first, also if that of the claim is far ahead: the numbers between them are
+    then between two commits in the log, which shows that no batch has one of them.
+
+    Args:
+        spark: a session that can write Delta tables.
+        ingestion: the group, and the member that fences.
+        name: the claim.
+    """
+    fenced = replace(ingestion, member=name.member)
+    steps: tuple[EntryFields, ...] = ({"by": ingestion.member}, {"by": ingestion.member, "number": name.number})
+    for step in steps:
+
+        def fields(state: LedgerState, step: EntryFields = step) -> EntryFields | None:
+            return step if state.last_number < name.number else None
+
+        commit_empty(spark, fenced, "fence", fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,10 +260,12 @@ def claim_state(claims: RedisClaims, ingestion: Ingestion, known: State) -> Clai
     status = ClaimStatuses(ledger)
     skipped = recorded_skips(ledger)
     delivered, pending = {}, {}
-    for shard, names in claims.holders().items():
+    holders = claims.holders()
+    members = claim_names(chain.from_iterable(holders.values()), ledger)
+    for shard, names in holders.items():
         places: list[int] = []
         for raw in names:
-            name = ClaimName.parse(raw)
+            name = members.get(raw)
             if name is None or status.of([name])[name] is not ClaimStatus.WRITTEN:
                 pages = claims.pending(shard, raw, idle=False)
                 places += [to_sequence(entry.id) for page in pages for entry in page]

@@ -97,7 +97,7 @@ class OrphanedBatch:
         app: the app id of the member that planned it.
         number: its number in the main ledger.
         version: the version of the dead-letter table with its dead letters.
-        is_superseded: whether the main ledger has another batch with this number, so that this one can never land.
+        is_superseded: whether this number is used up in the main ledger, so that the batch can never land.
         is_removed: whether a RESTORE removed it; another RESTORE may bring it back.
     """
 
@@ -467,11 +467,14 @@ class DeadLetterTable:
         for batch in written:
             if batch.bid in delete_conditions or batch.bid in surviving.get(batch.app, {}).values():
                 continue
-            other = numbers.get(batch.app, {}).get(batch.number)
-            if other is None and batch.number <= last[batch.app]:
+            known = numbers.get(batch.app, {})
+            is_used = batch.number <= last[batch.app]
+            if is_used and min(known, default=batch.number) >= batch.number and batch.number not in known:
+                # Its commit may have been cleaned from the log. If a readable commit has a lower number, it was not:
+                # then a fence has used up several numbers.
                 continue
-            is_removed = other == batch.bid
-            found.append(replace(batch, is_superseded=other is not None and not is_removed, is_removed=is_removed))
+            is_removed = known.get(batch.number) == batch.bid
+            found.append(replace(batch, is_superseded=is_used and not is_removed, is_removed=is_removed))
         return found
 
     def _written(self, ledger: Ledger, after: int) -> tuple[list[OrphanedBatch], str]:

@@ -362,9 +362,11 @@ class Ledger:
             if not missing:
                 break
             entry = self._need(version).entry
-            if entry is not None and (entry.app, entry.number) in missing:
-                missing.discard((entry.app, entry.number))
-                found[entry.app, entry.number] = entry
+            if entry is not None:
+                if (entry.app, entry.number) in missing:
+                    found[entry.app, entry.number] = entry
+                # The numbers of a sequence only grow: no older commit has a higher one.
+                missing = {(app, number) for app, number in missing if app != entry.app or number < entry.number}
         return found
 
     def last_number(self, member: str) -> int:

@@ -17,9 +17,15 @@ from stream_consumers.batches import BatchPlan, Range
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.closing import ClosesOnExit
 from stream_consumers.epochs import EpochNameMap, EpochNames, accept_remedy, split_epoch
-from stream_consumers.errors import GroupRemovedError, SourceRecreatedError, StreamAssetsError, StreamNotFoundError
+from stream_consumers.errors import (
+    GroupRemovedError,
+    InvalidOptionError,
+    SourceRecreatedError,
+    StreamAssetsError,
+    StreamNotFoundError,
+)
 from stream_consumers.messages import Shard
-from stream_consumers.options import AutoStreamReset, choice
+from stream_consumers.options import AutoStreamReset, check_member, choice
 from stream_consumers.redis.batches import Slice, split_slices
 from stream_consumers.redis.client import claim_policy
 from stream_consumers.redis.entries import id_before, quoted_words, sequence_after, to_id, to_sequence
@@ -31,7 +37,9 @@ from stream_consumers.urls import StreamUrl
 CLAIM_PAGE_SIZE = 4096
 # The idle time of a released entry (three years), so that any member can take it over immediately.
 RELEASED_MS = 100_000_000_000
-_NAME = re.compile(r"([^/]+)/([1-9][0-9]*)/([0-9a-f]{32})\Z")
+# A transaction number in a Delta log is a signed number of 64 bits.
+_MAX_NUMBER = 2**63 - 1
+_NAME = re.compile(r"([^/]+)/([1-9][0-9]{0,18})/([0-9a-f]{32})\Z")
 _log = logging.getLogger(__name__)
 
 
@@ -59,9 +67,20 @@ class ClaimName:
 
     @classmethod
     def parse(cls, raw: bytes) -> ClaimName | None:
-        """Parse a consumer name; return ``None`` for the name of another kind of client, which may be any bytes."""
-        match = _NAME.match(raw.decode("utf-8", "replace"))
-        return cls(match[1], int(match[2]), match[3]) if match else None
+        r"""Parse a consumer name; return ``None`` for the name of another kind of client, which may be any bytes.
+
+        Example:
+            >>> [ClaimName.parse(name + b"/1/" + b"0" * 32) for name in (b" ", b"\xff", b"x/9")]
+            [None, None, None]
+        """
+        try:
+            # Strict, so that the name written again has the same bytes: others would not be found at the server.
+            match = _NAME.match(raw.decode())
+            if match is None or int(match[2]) > _MAX_NUMBER:
+                return None
+            return cls(check_member(match[1]), int(match[2]), match[3])
+        except (UnicodeDecodeError, InvalidOptionError):
+            return None
 
 
 class Backlog(NamedTuple):
@@ -547,13 +566,9 @@ class RedisClaims(ClosesOnExit):
         """Remove a name if it holds no entry; return whether it was removed."""
         return bool(self.group.run(shard, REMOVE_CONSUMER, [str(name)]))
 
-    def names(self, *, empty: bool = False) -> Mapping[Shard, list[ClaimName]]:
-        """Return the names of batches that were not removed; with ``empty``, only names that hold no entry."""
-        found = {}
-        for shard, members in self._members():
-            parsed = (ClaimName.parse(member["name"]) for member in members if not (empty and member["pending"]))
-            found[shard] = [name for name in parsed if name is not None]
-        return found
+    def names(self, *, empty: bool = False) -> Mapping[Shard, list[bytes]]:
+        """Return the names that were not removed; with ``empty``, only names that hold no entry."""
+        return {s: [m["name"] for m in members if not (empty and m["pending"])] for s, members in self._members()}
 
 
 class Heartbeat(ClosesOnExit):

@@ -41,11 +41,9 @@ def to_sequence(entry_id: bytes | str) -> int:
         117651523669065729
     """
     text = entry_id.decode("ascii", "replace") if isinstance(entry_id, bytes) else entry_id
-    parts = text.split("-")
-    is_number = len(parts) == 2 and all(part.isascii() and part.isdigit() for part in parts)
-    if not is_number:
-        raise FormatError(f"{text!r} is not a Redis entry id", remedy="Write it as milliseconds-number.")
-    milliseconds, sub = int(parts[0]), int(parts[1])
+    if "-" not in text:
+        raise _not_an_id(text)
+    milliseconds, sub = id_order(text)
     sequence = milliseconds << SUB_BITS | sub
     if sub > MAX_SUB or sequence > MAX_SEQUENCE:
         raise FormatError(
@@ -91,9 +89,9 @@ def parse_sequence(text: str) -> int | None:
         >>> parse_sequence("7"), parse_sequence("1795219782548-1"), parse_sequence("2026-11-01")
         (7, 117651523669065729, None)
     """
-    if text.isascii() and text.isdecimal():
-        return int(text)
-    return to_sequence(text) if _ENTRY_ID.match(text) else None
+    if not _ENTRY_ID.match(text):
+        return None
+    return to_sequence(text) if "-" in text else int(text)
 
 
 def check_entry_id(entry_id: str, special: Collection[str] = ()) -> str:
@@ -152,11 +150,20 @@ def id_before(sequence: int) -> str:
 def id_order(entry_id: str) -> tuple[int, ...]:
     """Return a sort key for entry ids, including ids without a sequence.
 
+    Raises:
+        FormatError: it is not an id.
+
     Example:
         >>> sorted(["10-0", "9-70000", "9-2"], key=id_order)
         ['9-2', '9-70000', '10-0']
     """
+    if not _ENTRY_ID.match(entry_id):
+        raise _not_an_id(entry_id)
     return tuple(map(int, entry_id.split("-")))
+
+
+def _not_an_id(text: str) -> FormatError:
+    return FormatError(f"{text[:50]!r} is not a Redis entry id", remedy="Write it as milliseconds-number.")
 
 
 def to_timestamp_ms(sequence: int) -> int:

@@ -110,10 +110,11 @@ end
 if not at then return redis.error_reply('NOGROUP no such group ' .. group) end
 local last = at['last-delivered-id']
 if ARGV[8] ~= '' and last ~= ARGV[8] and #redis.call('XPENDING', key, group, last, last, 1) == 0 then
-  local has_others = false
+  local has_others, name = false, '^[^/]+/([1-9]%d*)/' .. string.rep('[0-9a-f]', 32) .. '$'
   for _, listed in ipairs(redis.call('XINFO', 'CONSUMERS', key, group)) do
     local member = fields(listed)['name']
-    has_others = has_others or (member ~= ARGV[7] and not string.match(member, '^[^/]+/[1-9]%d*/%x+$'))
+    local number = string.match(member, name)
+    has_others = has_others or (member ~= ARGV[7] and not (number and #number <= 19))
   end
   if not has_others then return {0, 1, 0, {}} end
 end
@@ -260,8 +261,9 @@ COUNT_AS_READ = (
     + """
 for _, listed in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
   local info = fields(listed)
-  local read = info['entries-read'] or ''
-  if info['name'] == ARGV[1] and info['last-delivered-id'] == ARGV[2] and tostring(read) == ARGV[3] then
+  -- As numbers: the text of a large one has an exponent. An unknown count is nil, or false.
+  local is_same = (info['entries-read'] or nil) == tonumber(ARGV[3])
+  if info['name'] == ARGV[1] and info['last-delivered-id'] == ARGV[2] and is_same then
     redis.call('XGROUP', 'SETID', KEYS[1], ARGV[1], ARGV[2], 'ENTRIESREAD', ARGV[4])
     return 1
   end

@@ -40,6 +40,7 @@ PIPELINE = 512
 MAX_BLOCK_SECONDS = REPLY_SECONDS / 2
 # The numbers of pending entries in a page, and of pages, that one search for idle entries examines.
 _PAGE, _PAGES = 1000, 20
+_MILLISECONDS = re.compile(rb"[0-9]{1,15}")
 _HASH_TAG = re.compile(r"[^{]*\{[^}]+\}")
 _log = logging.getLogger(__name__)
 _Triple = tuple[str, str, str]
@@ -219,7 +220,9 @@ class RedisBackend(StreamBackend):
         _, now, rows = reply
         return [
             self._entry(
-                entry_id.decode(), fields, Delivery(attempt, from_milliseconds(int(first)), from_milliseconds(now))
+                entry_id.decode(),
+                fields,
+                Delivery(attempt, from_milliseconds(_first_received(first, now)), from_milliseconds(now)),
             )
             for entry_id, attempt, first, fields in rows
         ]
@@ -253,6 +256,16 @@ class RedisBackend(StreamBackend):
 
     def _published(self, answer: Any, what: str) -> Published:
         return self._server.error(answer, what) if isinstance(answer, redis.RedisError) else answer.decode()
+
+
+def _first_received(stored: bytes, now: int) -> int:
+    """Return the time of the first delivery; ``now`` if other clients have stored something else in its place.
+
+    Example:
+        >>> [_first_received(stored, 2000) for stored in (b"1000", b"3000", b"9" * 5000, b"x")]
+        [1000, 2000, 2000, 2000]
+    """
+    return min(int(stored), now) if _MILLISECONDS.fullmatch(stored) else now
 
 
 def _times(stream: str, group: str) -> bytes:

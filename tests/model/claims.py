@@ -28,6 +28,11 @@ def model(
     failover: str = "",
     seizes: int = 0,
     foreign: str = "fence",
+    forged: int = 0,
+    steals: bool = False,
+    fences: str = "once",
+    reach: int = 9,
+    backups: int = 0,
 ) -> Result:
     """Explore it.
 
@@ -51,14 +56,22 @@ def model(
         seizes: how many entries another client takes from whoever holds them (XAUTOCLAIM).
         foreign: entries are moved from it after ``fence``, a fence of every open name in the group, or at once
             (``take``).
+        forged: the number in the name of another client, which looks like that of a member; 0 without such a client.
+        steals: whether this client takes its entry from whoever holds it, in place of a new one.
+        fences: the numbers up to the one in a name are used up by two commits (``once``), or by one for ``each``.
+        reach: a name is that of another client if its number is further than this after the last one of its member.
+        backups: how many times the table is replaced by an older copy of it, which takes numbers back. The copy lacks
+            no entry that is acknowledged, because that is a loss which the members report, and no fence of a batch
+            that is still in flight, because no protocol could know of it.
     """
     # The log: (member, N, kind, u, entries). An entry: 0 undelivered, 'x' acknowledged, 'gone' deleted, or its name
     # (member, N, u); u is the smallest number that nobody refers to for this (member, N).
     # A process: ('i',) idle, ('c', N, u, ids) claiming, ('m', N, u, ids, e, name) about to move e, ('w', N, u, ids)
-    # closed, about to write, ('v', N, u, ids) to verify, ('a', ids) to acknowledge, ('f', name) about to fence,
-    # ('d', name) about to delete the consumer, ('k', names, e, name) about to fence names, and then to move e. 'w' has
-    # one field more: what is not written, since it is in the table. The last field of a state is the older state of
-    # the server (``None`` if none is left to go back to, () if none was kept yet), and the seizures that are left.
+    # closed, about to write, ('v', N, u, ids) to verify, ('a', ids) to acknowledge, ('f', name) about to fence, ('j',
+    # name) about to fence it after the next number of its member was used up, ('d', name) about to delete the consumer,
+    # ('k', names, e, name) about to fence names, and then to move e. 'w' has one field more: what is not written, since
+    # it is in the table. The last field of a state is the older state of the server (``None`` if none is left to go
+    # back to, () if none was kept yet), and what is left of the seizures, the forged claims and the backups.
     everything = range(entries)
     init = (
         (),
@@ -67,7 +80,7 @@ def model(
         crashes,
         takes,
         1 if lost_reply else 0,
-        (() if failover else None, seizes),
+        (() if failover else None, (seizes, 1 if forged else 0, backups)),
     )
 
     def last(log: State, m: str) -> int:
@@ -85,6 +98,9 @@ def model(
             else "dead"
         )
 
+    def is_ours(log: State, name: State) -> bool:
+        return bool(name[0] != "?" and name[1] <= last(log, name[0]) + reach)
+
     def step(st: State) -> Iterator[tuple[str, State]]:
         log, pel, ps, cr, tk, lr, (copy, left) = st
         in_table = frozenset(e for c in log if c[2] == "b" for e in c[4])
@@ -94,10 +110,27 @@ def model(
             names = {(procs[j], q[1], q[2]): q[3] for j, q in enumerate(ps) if q[0] in ("c", "m", "w", "v")}
             if failover == "any" or all(copy[e] == name for name, ids in names.items() for e in ids):
                 yield "!the replica is promoted", (log, copy, ps, cr, tk, lr, (None, left))
-        for e in everything if left else ():
+        seizes, forges, backups = left
+        for e in everything if seizes else ():
             if isinstance(pel[e], tuple) and pel[e][0] != "?":
-                seized = put(pel, e, ("?", left, 0))
-                yield f"!another client takes {e} from {pel[e]}", (log, seized, ps, cr, tk, lr, (copy, left - 1))
+                seized = put(pel, e, ("?", seizes, 0))
+                after = copy, put(left, 0, seizes - 1)
+                yield f"!another client takes {e} from {pel[e]}", (log, seized, ps, cr, tk, lr, after)
+        for e in everything if forges else ():
+            if isinstance(pel[e], tuple) if steals else pel[e] == 0:
+                taken = put(pel, e, ("C", forged, 0))
+                yield f"!another client takes {e} as C/{forged}", (log, taken, ps, cr, tk, lr, (copy, put(left, 1, 0)))
+        for kept in range(len(log)) if backups else ():
+            cut = {e for c in log[kept:] for e in c[4]}
+            held = {(procs[j], q[1]) for j, q in enumerate(ps) if q[0] in ("c", "m", "w", "v")}
+            is_fence_cut = any(c[2] == "f" and c[:2] in held for c in log[kept:])
+            is_acknowledged = any(q[0] == "a" and cut & q[1] for q in ps) or any(pel[e] == "x" for e in cut)
+            if not is_fence_cut and not is_acknowledged:
+                after = copy, put(left, 2, backups - 1)
+                yield (
+                    f"!a copy of the table with {kept} commits is put in place",
+                    (log[:kept], pel, ps, cr, tk, lr, after),
+                )
         for i in range(len(procs)):
             m, ph = procs[i], ps[i]
 
@@ -112,11 +145,11 @@ def model(
             fresh = [e for e in everything if pel[e] == 0][:1]
             if ph[0] == "i":
                 for name in sorted({pel[e] for e in pend}, key=str):
-                    if name[0] == "?":
+                    if not is_ours(log, name):
                         if foreign == "fence":
                             full = {(procs[j], q[1], q[2]) for j, q in enumerate(ps) if q[0] in "cmwv" and q[3]}
-                            full |= {p for p in pel if isinstance(p, tuple) and p[0] != "?"}
-                            listed = tuple(sorted(x for x in full if state_of(log, x) == "open"))
+                            full |= {p for p in pel if isinstance(p, tuple)}
+                            listed = tuple(sorted(x for x in full if is_ours(log, x) and state_of(log, x) == "open"))
                             yield (
                                 f"{who} will fence {listed} before it moves {name}",
                                 to(("k", listed, pel.index(name), name)),
@@ -138,19 +171,24 @@ def model(
                     used = {p[2] for p in (*pel, *(copy or ())) if isinstance(p, tuple) and p[:2] == (m, n)} | {
                         q[2] for q in held if q[:2] == (m, n)
                     }
-                    used |= {q[-1][2] for q in ps if q[0] in "mfd" and q[-1][:2] == (m, n)}
+                    used |= {q[-1][2] for q in ps if q[0] in "mfjd" and q[-1][:2] == (m, n)}
                     u = min(set(range(9)) - used) if uuid else 0
                     yield f"{who} starts batch {n} as {(m, n, u)}", to(("c", n, u, frozenset()))
                 if delete:
                     for name in sorted(held):
                         if tk and state_of(log, name) != "open" and not any(p == name for p in pel):
                             yield f"{who} sees {name} empty: will delete the consumer", to(("d", name), tk=tk - 1)
-            elif ph[0] == "f":
+            elif ph[0] in "fj":
                 name = ph[1]
-                ok = last(log, name[0]) < name[1]
+                following = last(log, name[0]) + 1
+                ok = following <= name[1]
+                number = name[1] if ph[0] == "j" else following
                 yield (
-                    f"{who} fences {name[0]}:{name[1]}{'' if ok else ': skipped'}",
-                    to(("i",), log=(*log, (name[0], name[1], "f", 0, frozenset())) if ok else log),
+                    f"{who} fences {name[0]}:{number}{'' if ok else ': skipped'}",
+                    to(
+                        ("j", name) if ph[0] == "f" and ok and number < name[1] and fences == "once" else ("i",),
+                        log=(*log, (name[0], number, "f", 0, frozenset())) if ok else log,
+                    ),
                 )
             elif ph[0] == "k" and ph[1]:
                 _, (name, *rest), e, old = ph
@@ -183,7 +221,7 @@ def model(
                 for e in pend:
                     if pel[e] == name:
                         continue
-                    if pel[e][0] == "?":
+                    if not is_ours(log, pel[e]):
                         if foreign == "take":
                             yield f"{who} will move {e} from {pel[e]}", to(("m", n, u, ids, e, pel[e]))
                         continue
@@ -266,6 +304,9 @@ def model(
 
     def bad(st: State) -> str | None:
         log, pel = st[0], st[1]
+        # Each process may use up one number, and another one after a crash, before one of them takes the last one.
+        if forged and sum(1 for c in log if c[0] == "C") > len(procs) + crashes + 1:
+            return "a commit for each number"
         seen = set()
         for c in log:
             if c[2] == "b":
@@ -395,5 +436,47 @@ VARIANTS = (
         "PASS",
         lambda: model(seizes=2, compare=True, entries=1, crashes=1, takes=0),
         is_small=True,
+    ),
+    quick(
+        "c11",
+        "a copy of the table is put in place, and only the next number of a member counts as a name of it",
+        "BAD",
+        lambda: model(backups=1, reach=1, entries=1, crashes=0, takes=1),
+    ),
+    quick(
+        "c11a",
+        "the same, a name with a higher number counts, and is fenced at once",
+        "PASS",
+        lambda: model(backups=1, entries=1, crashes=1, takes=1),
+    ),
+    quick(
+        "c12",
+        "another client has a name with a high number, and each number up to it is fenced",
+        "BAD",
+        lambda: model(forged=5, fences="each", entries=2, crashes=0, takes=0),
+    ),
+    quick(
+        "c12a",
+        "two commits fence all of these numbers",
+        "PASS",
+        lambda: model(forged=5, entries=2, crashes=1, takes=0),
+    ),
+    quick(
+        "c12b",
+        "the number is so high that the name is that of another client",
+        "PASS",
+        lambda: model(forged=5, reach=2, entries=1, crashes=1, takes=1),
+    ),
+    quick(
+        "c12c",
+        "the limit: a client with a name like that of a member takes an entry that a member has in hand",
+        "BAD",
+        lambda: model(forged=5, steals=True, entries=1, crashes=0, takes=0, compare=True),
+    ),
+    quick(
+        "c12d",
+        "the same, and the number is so high that every open name is fenced",
+        "PASS",
+        lambda: model(forged=5, steals=True, reach=2, entries=1, crashes=0, takes=1, compare=True),
     ),
 )
