@@ -14,7 +14,8 @@ from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.claims.claim_job import ClaimJob
 from spark_jobs.claims.claim_state import MAX_NUMBERS_AHEAD, ClaimStatus, ClaimStatuses, claim_names, claim_state
 from spark_jobs.ledger.ledger import Ledger, LedgerState
-from stream_consumers.errors import InvalidOptionError, LedgerTruncatedError
+from spark_jobs.mode_switch import settle_claims
+from stream_consumers.errors import GroupActiveError, InvalidOptionError, LedgerTruncatedError
 from stream_consumers.options import MAX_MEMBER_BYTES
 from stream_consumers.redis.claims import RELEASED_MS, ClaimName
 from tests.support.ingesting import entries, run_batch
@@ -162,3 +163,15 @@ def test_dead_letters_with_a_number_that_was_used_up_never_count(tmp_path: Path,
 def test_dead_letters_count_where_the_log_may_have_had_their_batch(tmp_path: Path) -> None:
     tables = fenced(tmp_path, 100, is_cleaned=True)
     assert tables.table.orphaned(ledger_of(tables), LedgerState(0)) == []
+
+
+def test_a_switch_fences_names_of_members_only(stream: Stream, tmp_path: Path) -> None:
+    far, beyond = ClaimName("x", 1_000_000, BID), ClaimName("x", 2**63 - 1, BID)
+    stream.add(4)
+    stream.client.xgroup_create(stream.keys[0], stream.group, id="0")
+    for raw in (str(far), str(beyond), f"x/{'9' * 5000}/{BID}", b"x\xff/1/" + BID.encode()):
+        hold(stream, raw)
+    open_names: list[ClaimName] = []
+    with stream.source.claims(stream.group) as claims, pytest.raises(GroupActiveError):
+        settle_claims(claims, ledger_of(fenced(tmp_path)), open_names.append)
+    assert open_names == [far]
