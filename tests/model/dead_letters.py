@@ -385,6 +385,55 @@ def dismissing(
     return search(Model(init, step, bad, done))
 
 
+def using_up(*, absent: str = "shown", takes_next: bool = True, far: int = 5, batches: int = 3) -> Result:
+    """Which dead letters count where fences use up several numbers of a member at once.
+
+    Every batch has a dead letter. The log was cleaned up to the first batch of the member.
+
+    Args:
+        absent: a batch whose number no readable commit has ``counts``; or it counts unless it is ``shown`` that it
+            never landed, because a readable commit has a lower number.
+        takes_next: a fence takes the next number before it takes the far one.
+        far: the far number.
+        batches: how many there may be.
+    """
+    # The log: (number, batch or -1 for a fence). The numbers of the batches. The member: the batch that it is about to
+    # write, or None. The fence: the numbers that it is about to take.
+    init = (((1, 0),), (1,), None, (2, far) if takes_next else (far,))
+
+    def step(st: State) -> Iterator[tuple[str, State]]:
+        log, planned, batch, fence = st
+        last = log[-1][0]
+        if batch is not None:
+            number = planned[batch]
+            after = (*log, (number, batch)) if number > last else log
+            yield f"batch {batch} {'lands' if number > last else 'is dropped'}", (after, planned, None, fence)
+            yield "!the member crashes", (log, planned, None, fence)
+        elif len(planned) < batches:
+            yield f"dead letters of number {last + 1}", (log, (*planned, last + 1), len(planned), fence)
+        if fence:
+            number = last + 1 if len(fence) == 2 else far
+            after = (*log, (number, -1)) if number > last else log
+            yield f"a fence of {number}", (after, planned, batch, fence[1:])
+
+    def bad(st: State) -> str | None:
+        log, planned = st[:2]
+        readable = dict(log[1:])
+        for one, number in enumerate(planned):
+            is_cleaned = number <= log[-1][0] and number not in readable
+            if absent == "shown":
+                is_cleaned = is_cleaned and min(readable, default=number) >= number
+            counts = is_cleaned or readable.get(number) == one
+            if counts != ((number, one) in log):
+                return f"the dead letter of batch {one} {'counts' if counts else 'does not count'}"
+        return None
+
+    def done(st: State) -> bool:
+        return st[2] is None and not st[3]
+
+    return search(Model(init, step, bad, done))
+
+
 VARIANTS = (
     quick("e1", "same numbers, dead-letter write not verified", "BAD", lambda: model(verify=False)),
     quick("e2", "same numbers, verified by batch id, loser re-plans", "STUCK", model),
@@ -409,6 +458,9 @@ VARIANTS = (
     quick("clean3", "entries say what does not, also late ones", "BAD", lambda: counting(trust_late=True)),
     quick("clean4", "entries say what does not", "PASS", lambda: counting(restores=1)),
     quick("clean5", "same, two RESTOREs and three messages", "PASS", lambda: counting(size=3)),
+    quick("used1", "a batch counts if no readable commit has its number", "BAD", lambda: using_up(absent="counts")),
+    quick("used2", "not if one has a lower number; the far number is taken", "BAD", lambda: using_up(takes_next=False)),
+    quick("used3", "the same, but the next number is taken first", "PASS", using_up),
     quick("offset1", "each dead letter of an offset counts", "BAD", lambda: unplaced(of_an_offset="all")),
     quick("offset2", "the newest in the table counts", "BAD", lambda: unplaced(of_an_offset="newest")),
     quick("offset3", "the newest of those whose batch is in the ledger counts", "PASS", unplaced),
