@@ -29,9 +29,10 @@ from stream_consumers.messages import Shard
 from stream_consumers.redis.claims import ClaimName, RedisClaims, TrimmedEntries
 from stream_consumers.redis.entries import id_before, quoted_words, to_id, to_sequence
 
-# A member that commits a batch a second needs 30 years for so many numbers. A limit is needed so that names of other
-# clients, which look like those of a member, cannot use up the numbers of the member.
 MAX_NUMBERS_AHEAD = 1_000_000_000
+"""How far the number in the name of a member may be after its last number in the ledger: 30 years of a batch a second.
+
+Without a limit, a name of another client that looks like one of a member could use up all numbers of that member."""
 
 
 class ClaimStatus(enum.Enum):
@@ -165,7 +166,10 @@ def skipped_entries(claims: RedisClaims, ledger: Ledger) -> Mapping[Shard, Skipp
             continue
         known = shards[shard]
         part = Range(max(known.claimed or 0, known.covered.position or 0, ends[shard]), position)
-        if part.start >= part.end or claims.has_others(shard):
+        if part.start >= part.end:
+            continue
+        names = claims.consumers(shard)
+        if names - claim_names(names, ledger).keys():
             continue
         recorded = Intervals.of(part) & state.totals.lost.get(shard, Intervals())
         left = Intervals.of(part) - (recorded - _around_trimmed(ledger, shard, recorded))

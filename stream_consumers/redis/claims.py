@@ -319,10 +319,9 @@ class RedisClaims(ClosesOnExit):
         replies = self.server.replies(words, f"reading the pending entries of {self.url}")
         return {shard: sequence_after(reply["max"]) if reply["pending"] else 0 for shard, reply in zip(asked, replies)}
 
-    def has_others(self, shard: Shard) -> bool:
-        """Return whether the group has consumers of another kind of client, including consumers that ended."""
-        names = {member["name"] for member in self.group.members(shard)} - {CLAIM_MODE_SENTINEL.encode()}
-        return any(ClaimName.parse(name) is None for name in names)
+    def consumers(self, shard: Shard) -> frozenset[bytes]:
+        """Return the consumer names of the group, including those of consumers that ended."""
+        return frozenset(member["name"] for member in self.group.members(shard)) - {CLAIM_MODE_SENTINEL.encode()}
 
     def count(self, shard: Shard, part: Range) -> int:
         """Return the number of entries in a range of the stream."""

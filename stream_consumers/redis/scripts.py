@@ -110,10 +110,10 @@ end
 if not at then return redis.error_reply('NOGROUP no such group ' .. group) end
 local last = at['last-delivered-id']
 if ARGV[8] ~= '' and last ~= ARGV[8] and #redis.call('XPENDING', key, group, last, last, 1) == 0 then
-  local has_others, name = false, '^[^/]+/([1-9]%d*)/' .. string.rep('[0-9a-f]', 32) .. '$'
+  local has_others, pattern = false, '^[^/]+/([1-9]%d*)/' .. string.rep('[0-9a-f]', 32) .. '$'
   for _, listed in ipairs(redis.call('XINFO', 'CONSUMERS', key, group)) do
     local member = fields(listed)['name']
-    local number = string.match(member, name)
+    local number = string.match(member, pattern)
     has_others = has_others or (member ~= ARGV[7] and not (number and #number <= 19))
   end
   if not has_others then return {0, 1, 0, {}} end

@@ -72,6 +72,9 @@ def test_entries_of_any_consumer_name_are_written_with_few_commits(spark: SparkS
     assert fences(stream)["x"] == [1, 1_000_000]
     assert last.entry.number < 10, "the numbers of a member are not used up"
     stream.assert_each_once()
+    stream.add(2, first=12)
+    stream.client.xack(stream.keys[0], stream.group, *stream.read_as(names[2], 1))
+    assert [report.rows for report in stream.drain(spark)] == [1], "another client acknowledges what it likes"
 
 
 @pytest.mark.slow
