@@ -20,12 +20,11 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from spark_jobs.batches.bad_rows import Cached, caching
-from spark_jobs.batches.dead_letter_jobs import DeadLetterSplit
 from spark_jobs.batches.ingestion import Ingestion, ignore_steps
 from spark_jobs.batches.job import read_all
 from spark_jobs.batches.source_checks import check_keys, losses_of_stream
 from spark_jobs.batches.target_table import TargetTable
-from spark_jobs.dead_letters.reader import corrected_messages
+from spark_jobs.dead_letters.corrections import StoredSplit, corrected_messages
 from spark_jobs.decoding.ddl import quoted
 from spark_jobs.decoding.decoders import Raw
 from spark_jobs.ledger.intervals import Intervals
@@ -178,7 +177,7 @@ def _without_dead_letters(target: TargetTable, frame: DataFrame, dead: DataFrame
     names = [*map(quoted, frame.columns)]
     records = target.dead_letters.corrections(target.ledger)
     if records.num_rows:
-        splits = [DeadLetterSplit.of(corrected_messages(records))]
+        splits = [StoredSplit.of(corrected_messages(records))]
         corrected = read_splits(target.spark, splits, target.columns.source, is_isolated=True).where(held)
         places = target.spark.createDataFrame(records.select(list(ROW_PLACE)))
         frame = frame.join(places, [*ROW_PLACE], "left_anti").select(*names).unionByName(corrected)

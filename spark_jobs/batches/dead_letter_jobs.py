@@ -20,7 +20,6 @@ a dismissal like any other commit.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -37,6 +36,13 @@ from spark_jobs.batches.read_and_commit import commit_recorded, refused_messages
 from spark_jobs.batches.replay import check_replay
 from spark_jobs.batches.source_checks import check_keys, check_source, not_held, redoes_rest
 from spark_jobs.batches.target_table import no_rows
+from spark_jobs.dead_letters.corrections import (
+    MESSAGE_PLACE,
+    Corrections,
+    StoredSplit,
+    corrected_messages,
+    with_payloads,
+)
 from spark_jobs.dead_letters.reader import (
     MAX_DEAD_LETTER_BYTES,
     MAX_DEAD_LETTERS,
@@ -46,17 +52,18 @@ from spark_jobs.dead_letters.reader import (
     DeadLetters,
     SequencesByShard,
     Span,
-    corrected_messages,
+    at_places,
     first_places,
     kind_of_reason,
+    messages_of,
     without_first,
 )
 from spark_jobs.dead_letters.table import COPIED_COLUMNS
 from spark_jobs.ledger.entries import REPLAYER, PlannedFields
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import LedgerState
-from spark_jobs.ledger.table_rows import ROW_PLACE, by_shard, within
-from stream_consumers.batches import BatchPlan, Range, Split
+from spark_jobs.ledger.table_rows import ROW_PLACE, by_shard, sequences_of, within
+from stream_consumers.batches import BatchPlan, Range
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.create import StreamSource
 from stream_consumers.errors import InvalidOptionError
@@ -70,25 +77,9 @@ MAX_REDRIVEN_BYTES = 16 * 1024 * 1024
 """The most payload bytes of a redriven batch: they go to Spark with the plan."""
 MAX_REFUSAL_KINDS = 50
 """The most kinds of reasons that are counted separately."""
-NOT_OPEN = "no open dead letter has its place: none counts, or it was dismissed"
+NOT_OPEN = "no open dead letter and no correction has its place: none counts, or it was dismissed"
 REST_GONE = "the stream may no longer hold all later messages, of which one may have deleted its key"
 NO_SEQUENCE = "it has no sequence, so its place in the stream is unknown"
-_MESSAGE_PLACE = ["stream", "shard", "sequence"]
-
-
-@dataclass(frozen=True, slots=True)
-class Corrections:
-    """Corrected payloads of dead letters, and who corrected them.
-
-    Args:
-        payloads: the new payloads by the place of the message.
-        by: a person, or a run.
-        note: why they were corrected.
-    """
-
-    payloads: Mapping[tuple[Shard, int], bytes] = field(repr=False)
-    by: str
-    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +90,7 @@ class Redrive:
         start: the first dead letters, by sequence or by the time of the message; without it, all of them.
         stop: the ones to stop before.
         limit: how many to try at most, in the order of their shards and sequences.
-        corrections: only these dead letters are tried, with these payloads.
+        corrections: only these dead letters, and messages that were corrected before, are tried, with these payloads.
 
     Raises:
         InvalidOptionError: the limit is not a positive number.
@@ -205,65 +196,6 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetterSplit:
-    """A :class:`stream_consumers.batches.Split` of messages from the dead-letter table.
-
-    Args:
-        content: the messages as an Arrow stream.
-    """
-
-    content: bytes = field(repr=False)
-
-    @classmethod
-    def of(cls, messages: pa.Table) -> DeadLetterSplit:
-        """Return a split of the messages in a table."""
-        sink = io.BytesIO()
-        with pa.ipc.new_stream(sink, messages.schema) as writer:
-            writer.write_table(messages)
-        return cls(sink.getvalue())
-
-    def read(self) -> Iterator[pa.RecordBatch]:
-        """See :meth:`stream_consumers.batches.Split.read`."""
-        with pa.ipc.open_stream(self.content) as reader:
-            yield from reader
-
-
-@dataclass(frozen=True, slots=True)
-class CorrectedSplit:
-    """A split of a stream, some of whose messages have the payloads of earlier corrections.
-
-    Args:
-        split: the split.
-        corrected: the corrected messages.
-    """
-
-    split: Split
-    corrected: DeadLetterSplit
-
-    @classmethod
-    def of(cls, splits: Sequence[Split], records: pa.Table) -> list[Split]:
-        """Return the splits with the payloads of records of corrections."""
-        corrected = DeadLetterSplit.of(corrected_messages(records))
-        return [cls(split, corrected) for split in splits]
-
-    def read(self) -> Iterator[pa.RecordBatch]:
-        """See :meth:`stream_consumers.batches.Split.read`."""
-        messages = pa.Table.from_batches(self.corrected.read()).combine_chunks()
-        known = {place: index for index, place in enumerate(_raw_places(messages))}
-        corrected = {name: messages.column(name).combine_chunks() for name in ("payload", "error")}
-        for block in self.split.read():
-            found = pa.array([known.get(place) for place in _raw_places(block)], pa.int64())
-            columns = {field.name: block.column(field.name) for field in block.schema}
-            for name, values in corrected.items():
-                columns[name] = pc.if_else(found.is_valid(), values.take(found), columns[name])
-            yield pa.RecordBatch.from_arrays(list(columns.values()), schema=block.schema)
-
-
-def _raw_places(messages: pa.Table | pa.RecordBatch) -> Iterator[tuple[str, int, int | None]]:
-    return zip(*(messages.column(name).to_pylist() for name in ("stream", "shard", "sequence")), strict=True)
-
-
-@dataclass(frozen=True, slots=True)
 class _Try:
     """The result of decoding some dead letters.
 
@@ -272,7 +204,7 @@ class _Try:
         messages: those that can be decoded, as the stream had them.
         places: the places of these messages.
         outcome: the result for all that were tried.
-        corrected: the records of their corrections, for the dead-letter table.
+        corrected: the records of new corrections, for the dead-letter table.
     """
 
     count: int
@@ -384,25 +316,27 @@ class RedriveJob(BatchJob):
         return self._left
 
     def _corrected_only(self, found: SequencesByShard, corrections: Corrections) -> SequencesByShard:
-        known = {(shard, sequence) for shard, own in found.items() for sequence in own.tolist()}
-        for shard, sequence in sorted(corrections.payloads.keys() - known):
+        again = sequences_of(self._reader.selected(_changed(self._corrections(), corrections)).to_batches())
+        known = {s: np.concatenate([own[s] for own in (found, again) if s in own]) for s in sorted({*found, *again})}
+        own = {shard: [n for s, n in corrections.payloads if s == shard] for shard in known}
+        kept = {shard: np.intersect1d(places, own[shard]) for shard, places in known.items()}
+        left = corrections.payloads.keys() - {(shard, n) for shard, places in kept.items() for n in places.tolist()}
+        for shard, sequence in sorted(left):
             self.outcome.refuse(NOT_OPEN, first=f"{shard}={sequence}")
-        own = {shard: [n for s, n in corrections.payloads if s == shard] for shard in found}
-        kept = {shard: np.intersect1d(places, own[shard]) for shard, places in found.items()}
         return {shard: places for shard, places in kept.items() if len(places)}
+
+    def _corrections(self) -> pa.Table:
+        return self.target.dead_letters.corrections(self.ledger)
 
     def _try_next(self) -> _Try | None:
         """Decode the next dead letters, the same ones until :meth:`_done_with`; ``None`` if none are left."""
         most = min(MAX_REDRIVEN_MESSAGES, self.ingestion.limits.max_records)
         max_bytes = min(MAX_REDRIVEN_BYTES, self.ingestion.limits.max_bytes)
         while places := first_places(self._places_left(), most):
-            messages = self._reader.messages(places, max_bytes=max_bytes)
+            found = self._reader.dead_letters(places, max_bytes=max_bytes)
             count = sum(map(len, places.values()))
-            if messages is not None:
-                corrections = self._wanted.corrections
-                if corrections is None:
-                    return self._decode(messages, count)
-                return self._recorded(self._decode(_corrected(messages, corrections), count), corrections)
+            if found is not None:
+                return self._decode(found, places, count)
             most = count // 2
         return None
 
@@ -410,25 +344,20 @@ class RedriveJob(BatchJob):
         self._left = without_first(self._places_left(), tried.count)
         self.outcome.add(tried.outcome)
 
-    def _recorded(self, tried: _Try, corrections: Corrections) -> _Try:
-        if not tried.places:
-            return tried
-        places = {s: np.array([n for part in parts for n in range(*part)]) for s, parts in tried.places.items()}
-        found = self._reader.dead_letters(places)
-        records = found.select([name for name in found.column_names if name in COPIED_COLUMNS])
-        payloads = [
-            corrections.payloads[Shard(str(stream), number), sequence]
-            for stream, number, sequence in zip(*(found.column(name).to_pylist() for name in ROW_PLACE), strict=True)
-        ]
-        for name, value in (("corrected_by", corrections.by), ("note", corrections.note)):
-            records = records.append_column(name, pa.array([value] * len(payloads), pa.string()))
-        return replace(tried, corrected=records.append_column("correction", pa.array(payloads, pa.binary())))
-
-    def _decode(self, messages: pa.Table, count: int) -> _Try:
-        outcome = Outcome()
+    def _decode(self, found: pa.Table, places: SequencesByShard, count: int) -> _Try:
+        outcome, records, wanted = Outcome(), self._corrections(), self._wanted.corrections
+        if wanted is not None:
+            # A message that was corrected otherwise before has no open dead letter. The record has the original.
+            before = _changed(records, wanted).select(found.column_names)
+            found = at_places(pa.concat_tables([found, before]), places)
+            records = _records(found, wanted)
+        messages = messages_of(found)
         if not messages.num_rows:
             # Another run has redriven, replayed or dismissed them since this job listed them.
             return _Try(count, messages, {}, outcome)
+        if records.num_rows:
+            corrected = corrected_messages(records)
+            messages = pa.Table.from_batches(with_payloads(block, corrected) for block in messages.to_batches())
         decoded = pa.Table.from_batches(self.target.columns.source.decode(messages.to_batches()))
         read = _kept(messages, decoded.column("_error"), outcome)
         rejected = refused_messages(self.target, _plan_of(read)) if read.num_rows else {}
@@ -438,7 +367,8 @@ class RedriveJob(BatchJob):
         if read.num_rows and redoes_rest(self.ingestion):
             read = self._followed(read, outcome)
         outcome.decoded = read.num_rows
-        return _Try(count, read, intervals_of(read.select(_MESSAGE_PLACE), _MESSAGE_PLACE), outcome)
+        made = None if wanted is None else at_places(records, sequences_of(read.to_batches(), MESSAGE_PLACE))
+        return _Try(count, read, intervals_of(read, MESSAGE_PLACE), outcome, made)
 
     def _followed(self, messages: pa.Table, outcome: Outcome) -> pa.Table:
         """Leave out messages if the stream may lack later ones, which have to be merged again after them."""
@@ -455,7 +385,7 @@ class RedriveJob(BatchJob):
 
 
 def _plan_of(messages: pa.Table) -> BatchPlan:
-    return BatchPlan({}, [DeadLetterSplit.of(messages)], messages.num_rows)
+    return BatchPlan({}, [StoredSplit.of(messages)], messages.num_rows)
 
 
 def intervals_of(table: pa.Table, place: Sequence[str] = ROW_PLACE) -> Mapping[Shard, Intervals]:
@@ -466,16 +396,25 @@ def intervals_of(table: pa.Table, place: Sequence[str] = ROW_PLACE) -> Mapping[S
     }
 
 
-def _corrected(messages: pa.Table, corrections: Corrections) -> pa.Table:
-    payloads = [corrections.payloads[Shard(stream, number), sequence] for stream, number, sequence in _places(messages)]
-    # A corrected payload is whole, even if the stream held no whole message.
-    new: dict[str, pa.Array[Any]] = {
-        "payload": pa.array(payloads, pa.binary()),
-        "error": pa.nulls(messages.num_rows, pa.string()),
-    }
-    for name, column in new.items():
-        messages = messages.set_column(messages.column_names.index(name), messages.schema.field(name), column)
-    return messages
+def _changed(records: pa.Table, corrections: Corrections) -> pa.Table:
+    """Return the records of messages to which the corrections give another payload."""
+    payloads = _payloads(records, corrections)
+    known = records.column("correction").to_pylist()
+    is_changed = [new not in (None, old) for new, old in zip(payloads, known, strict=True)]
+    return records.filter(pa.array(is_changed, pa.bool_()))
+
+
+def _payloads(dead_letters: pa.Table, corrections: Corrections) -> list[bytes | None]:
+    places = zip(*(dead_letters.column(name).to_pylist() for name in ROW_PLACE), strict=True)
+    return [corrections.payloads.get((Shard(stream, number), sequence)) for stream, number, sequence in places]
+
+
+def _records(dead_letters: pa.Table, corrections: Corrections) -> pa.Table:
+    """Return the records of the corrections of these dead letters, as the dead-letter table stores them."""
+    payloads = _payloads(dead_letters, corrections)
+    for name, value in (("corrected_by", corrections.by), ("note", corrections.note)):
+        dead_letters = dead_letters.append_column(name, pa.array([value] * len(payloads), pa.string()))
+    return dead_letters.append_column("correction", pa.array(payloads, pa.binary()))
 
 
 def _kept(messages: pa.Table, errors: pa.ChunkedArray[Any], outcome: Outcome) -> pa.Table:
@@ -487,7 +426,7 @@ def _kept(messages: pa.Table, errors: pa.ChunkedArray[Any], outcome: Outcome) ->
 
 
 def _places(messages: pa.Table) -> Iterator[tuple[str, int, int]]:
-    return zip(*(messages.column(name).to_pylist() for name in _MESSAGE_PLACE), strict=True)
+    return zip(*(messages.column(name).to_pylist() for name in MESSAGE_PLACE), strict=True)
 
 
 @dataclass(frozen=True, slots=True)

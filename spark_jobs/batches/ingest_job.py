@@ -6,11 +6,9 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.bounds import Bound
-from spark_jobs.batches.dead_letter_jobs import CorrectedSplit
 from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, Step, WrittenBatch, ignore_steps
 from spark_jobs.batches.job import SourceJob
 from spark_jobs.batches.ledger_recovery import commit_positions, keep, read_or_recover
@@ -28,14 +26,12 @@ from spark_jobs.batches.source_checks import (
     lag,
     last_messages_before,
     not_held,
-    redoes_rest,
     without_positions,
 )
 from spark_jobs.batches.target_table import OutdatedError, YieldTo, initialize, register_streams
 from spark_jobs.ledger.entries import PlannedFields, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import LedgerState
-from spark_jobs.ledger.table_rows import ROW_PLACE
 from spark_jobs.session import check_served
 from spark_jobs.writing.delta_table import compute_state
 from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range, Resume, position_facts_in
@@ -235,6 +231,7 @@ class IngestJob(SourceJob):
                 )
                 self.ingestion.refuse_or_record(error)
             plan = self._plan_ranges(redo)
+            plan = None if plan is None else self._corrected(plan)
         else:
             known = {shard.stream for shard in state.shards}
             new = {
@@ -276,30 +273,7 @@ class IngestJob(SourceJob):
             last_messages=last,
         )
         maybe_written = {} if redo else _claimed_before(state, plan.ranges)
-        records = self._corrections(plan) if redo and redoes_rest(self.ingestion) else None
-        if records is not None:
-            plan = replace(plan, splits=CorrectedSplit.of(plan.splits, records))
-        return Batch(
-            "batch",
-            state,
-            plan,
-            fields,
-            identities=self._identities,
-            maybe_written=maybe_written,
-            dead_letters=records,
-        )
-
-    def _corrections(self, plan: BatchPlan) -> pa.Table | None:
-        """Return the records of corrections of messages that are merged again; ``None`` if there are none.
-
-        The stream still has the payloads of before the corrections. The batch records them again, because a batch
-        replaces the records of its messages.
-        """
-        records = self.ingestion.dead_letters().corrections(self.ledger).drop_columns(["_recorded_at"])
-        places = zip(*(records.column(name).to_pylist() for name in ROW_PLACE), strict=True)
-        ranges = ((plan.ranges.get(Shard(stream, number), Range(0, 0)), at) for stream, number, at in places)
-        records = records.filter(pa.array([part.start <= at < part.end for part, at in ranges], pa.bool_()))
-        return records if records.num_rows else None
+        return Batch("batch", state, plan, fields, identities=self._identities, maybe_written=maybe_written)
 
     def _check_rest(self, state: LedgerState, extents: Mapping[Shard, Extent], gaps: Mapping[Shard, Range]) -> None:
         """Refuse to merge into a gap if the stream no longer holds what has to be merged again behind it.

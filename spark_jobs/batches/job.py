@@ -30,6 +30,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property, partial
 
+import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -51,6 +52,7 @@ from spark_jobs.batches.read_and_commit import NotClean, commit_batch, commit_in
 from spark_jobs.batches.run_control import BatchSizer, DeferredSignals, IdleWait, Retries
 from spark_jobs.batches.target_table import MAX_RACES, OutdatedError, TargetTable, YieldRequests, YieldTo, lost_races
 from spark_jobs.batches.telemetry import BatchTelemetry
+from spark_jobs.dead_letters.corrections import corrected_splits, records_within
 from spark_jobs.dead_letters.table import CheckedDeadLetters
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.reading.source import SourceColumns, read_splits
@@ -137,7 +139,7 @@ class BatchJob(ABC):
             The state to plan batches from. It has the result of the check.
         """
         found = self._checked
-        if again or found is None or self.ledger.was_restored(after=self._checked_at, until=state.version):
+        if again or found is None or self.ledger.was_restored(after=self._checked_at, state=state):
             found = self._checked = self.target.dead_letters.clean_up(self.target.spark, self.ledger, state)
         self._checked_at = state.version
         return replace(
@@ -257,6 +259,14 @@ class SourceJob(BatchJob):
             return self._source.plan(gaps, limits=self.sizer.limits, parallelism=self._parallelism)
         except DataLossError as error:
             raise OutdatedError(error) from error
+
+    def _corrections(self, ranges: Mapping[Shard, Range]) -> pa.Table:
+        """Return the records of corrections of messages in these ranges."""
+        return records_within(self.target.dead_letters.corrections(self.ledger), ranges)
+
+    def _corrected(self, plan: BatchPlan) -> BatchPlan:
+        """Return a plan of messages that were read before, with their corrections."""
+        return replace(plan, splits=corrected_splits(plan.splits, self._corrections(plan.ranges)))
 
     def check_read(self) -> None:
         """Compare the fingerprints with those at the start of the job; see :meth:`BatchJob.check_read`."""

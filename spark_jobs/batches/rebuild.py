@@ -33,6 +33,7 @@ from contextlib import suppress
 from dataclasses import replace
 from tokenize import TokenError
 
+import pyarrow as pa
 import pyarrow.fs
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -59,10 +60,11 @@ from spark_jobs.batches.run_control import Retries
 from spark_jobs.batches.source_checks import check_source, lag
 from spark_jobs.batches.target_table import YieldRequests, layout_of
 from spark_jobs.batches.unread_rows import Stored, unread_rows
+from spark_jobs.dead_letters.corrections import records_within
 from spark_jobs.dead_letters.table import COPIED_COLUMNS, HAS_NO_SEQUENCE
 from spark_jobs.decoding.ddl import quoted
 from spark_jobs.decoding.decoders import Raw
-from spark_jobs.ledger.delta_log import DeltaLog
+from spark_jobs.ledger.delta_log import DeltaLog, TableSnapshot
 from spark_jobs.ledger.entries import LedgerEntry, PlannedFields
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.ledger.table_expressions import CHECK
@@ -73,7 +75,7 @@ from spark_jobs.table_folders import check_folder, create_folder
 from spark_jobs.table_location import LOCAL, scheme, sql_name
 from spark_jobs.writing.delta_table import read_table
 from spark_jobs.writing.failures import OTHERS_WROTE, explain
-from stream_consumers.batches import BatchSource, Range, Resume, hint_with_facts
+from stream_consumers.batches import BatchPlan, BatchSource, Range, Resume, hint_with_facts
 from stream_consumers.display import counted
 from stream_consumers.errors import (
     DataLossError,
@@ -109,8 +111,9 @@ def staging_of(ingestion: Ingestion) -> Ingestion:
 
 
 def _options_of(ingestion: Ingestion) -> str:
-    """Return a hash of the options that make the rows: decoder, name and source text of the transform, and keys."""
-    text = repr((ingestion.decoder, ingestion.transform_name, _source_of(ingestion.transform), ingestion.keys))
+    """Return a hash of what makes the rows: decoder, name and source text of the transform, keys and corrections."""
+    records = ingestion.dead_letters().corrections(ingestion.ledger()).select([*ROW_PLACE, "_number"]).to_pylist()
+    text = repr((ingestion.decoder, ingestion.transform_name, _source_of(ingestion.transform), ingestion.keys, records))
     # An object without a representation of its own has its address in memory there.
     return hashlib.sha256(re.sub(r" at 0x\w+", "", text).encode()).hexdigest()
 
@@ -161,7 +164,8 @@ def rebuild_events(
         create_folder(staging.table, table=ingestion.table)
         swap = _SwapJob(spark, source, ingestion, staging, observer=observer)
         while swap.is_behind:
-            yield from batch_events(_StagingJob(spark, source, staging, observer=observer, origin=origin))
+            stage = _StagingJob(spark, source, staging, table=ingestion, observer=observer, origin=origin)
+            yield from batch_events(stage)
             yield from batch_events(swap)
     lay_out(spark, ingestion)
     delete_staging(staging)
@@ -188,13 +192,23 @@ def check_staging(ingestion: Ingestion, staging: Ingestion) -> bool:
         )
     if replay_progress(ingestion.ledger(), found.table_id, kind="rebuild") is not None:
         return True
+    _check_options(found, ingestion, staging)
+    return False
+
+
+def _check_options(found: TableSnapshot, ingestion: Ingestion, staging: Ingestion) -> None:
+    """Refuse a staging table whose rows would be others today.
+
+    Raises:
+        InvalidOptionError: the options of the rebuild have changed, or messages were corrected, since it began.
+    """
     if found.configuration.get(OPTIONS) != _options_of(ingestion):
         raise InvalidOptionError(
-            f"a rebuild of {ingestion.table} with another decoder, transform or key has begun, and is not finished",
+            f"a rebuild of {ingestion.table} with another decoder, transform, key or corrections has begun, and is not "
+            "finished",
             remedy="Run it with the same options, which continues it. Or delete the folders "
             f"{staging.table} and {staging.dead_letters().path}, and run this again.",
         )
-    return False
 
 
 def is_continued(ingestion: Ingestion, staging: Ingestion) -> bool:
@@ -366,7 +380,36 @@ def first_messages(source: BatchSource, ingestion: Ingestion, staging: Ingestion
 
 
 class _StagingJob(IngestJob):
-    """Ingestion into the staging table: the positions of the group at the broker are those of the table."""
+    """Ingestion into the staging table: the positions of the group at the broker are those of the table.
+
+    Args:
+        spark: a session that can write Delta tables.
+        source: the stream.
+        staging: the staging table.
+        table: group and table of the rebuild, whose corrections its messages have.
+        observer: called at each step.
+        origin: where the staging table starts.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        source: BatchSource,
+        staging: Ingestion,
+        *,
+        table: Ingestion,
+        observer: Observer,
+        origin: Bound,
+    ) -> None:
+        super().__init__(spark, source, staging, observer=observer, origin=origin)
+        self._records = table.dead_letters().corrections(table.ledger())
+
+    def _corrections(self, ranges: Mapping[Shard, Range]) -> pa.Table:
+        return records_within(self._records, ranges)
+
+    def _plan_ranges(self, gaps: Mapping[Shard, Range]) -> BatchPlan | None:
+        plan = super()._plan_ranges(gaps)
+        return None if plan is None else self._corrected(plan)
 
     def commit_to_broker(self, state: LedgerState) -> None:
         """Commit nothing."""
@@ -414,6 +457,7 @@ class _SwapJob(SourceJob):
         if replay_progress(self.ledger, found.table_id, kind="rebuild") is not None:
             return None
         check_rebuild(state, self.ingestion, self.ledger, self._source.identities())
+        _check_options(found, self.ingestion, self._staging)
         ranges = {
             shard: Range(one.origin, one.position)
             for shard, one in staged.shards.items()

@@ -44,6 +44,7 @@ from spark_jobs.batches.source_checks import (
     redoes_rest,
 )
 from spark_jobs.batches.target_table import commit_empty
+from spark_jobs.dead_letters.corrections import corrected_splits
 from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.ledger.entries import (
     CLAIMS,
@@ -510,6 +511,8 @@ class ReplayJob(SourceJob):
         plan = self._plan_ranges(resolved.left)
         if plan is None:
             return None
+        records = self._corrections(plan.ranges)
+        plan = replace(plan, splits=corrected_splits(plan.splits, records))
         fields = PlannedFields(
             ranges=plan.ranges,
             mode=self._mode(),
@@ -517,7 +520,7 @@ class ReplayJob(SourceJob):
             goal=resolved.progress.goal,
             begins=not resolved.progress.done,
         )
-        return Batch("replay", checked, plan, fields, identities=self._identities)
+        return Batch("replay", checked, plan, fields, identities=self._identities, job_data=records)
 
     def _mode(self) -> str:
         """Return the write mode of the batches.
@@ -538,9 +541,10 @@ class ReplayJob(SourceJob):
         return self._source.count(self._left(state))
 
     def is_still_next(self, batch: Batch, state: LedgerState) -> bool:
-        """Return whether the whole batch is still left to replace."""
-        gaps = self._left(state)
-        return all(shard in gaps and part == part.clamp(gaps[shard]) for shard, part in batch.plan.ranges.items())
+        """Return whether the whole batch is still left to replace, with the same corrections."""
+        gaps, ranges = self._left(state), batch.plan.ranges
+        is_left = all(shard in gaps and part == part.clamp(gaps[shard]) for shard, part in ranges.items())
+        return is_left and bool(self._corrections(ranges).equals(batch.job_data))
 
 
 @dataclass(frozen=True, slots=True)

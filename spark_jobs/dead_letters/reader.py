@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -337,41 +336,40 @@ class DeadLetterReader:
         unplaced = now.scan(self._wanted, (), HAS_NO_SEQUENCE) if self.span.is_unbounded else ()
         return now.places(self._wanted), sum(part.num_rows for part in unplaced)
 
-    def messages(self, places: SequencesByShard, *, max_bytes: int) -> pa.Table | None:
-        """Return the dead letters at these places as messages, in :data:`stream_consumers.batches.MESSAGE_SCHEMA`.
+    def dead_letters(self, places: SequencesByShard, *, max_bytes: int) -> pa.Table | None:
+        """Return the dead letters at these places with the columns that copies of them have, one for each place.
 
         Args:
             places: successive places of selected dead letters.
-            max_bytes: the most bytes in memory; a single larger message is still read.
+            max_bytes: the most bytes in memory; a single larger dead letter is still read.
 
         Returns:
-            The messages in the order of their places; ``None`` if they are too large, so that fewer must be read.
+            The dead letters; ``None`` if they are too large, so that fewer must be read.
         """
-        found = self._read(places, max_bytes)
-        return None if found is None else _messages(found)
-
-    def dead_letters(self, places: SequencesByShard) -> pa.Table:
-        """Return the dead letters at these places with the columns of their table, one for each place."""
-        found = self._read(places, sys.maxsize)
-        assert found is not None
-        return found
-
-    def _read(self, places: SequencesByShard, max_bytes: int) -> pa.Table | None:
         now = DeadLetterSnapshot.of(self.table, self.ledger)
         found = now.read(self._wanted, places, COPIED_COLUMNS, max_bytes=max_bytes)
-        if found is None:
-            return None
-        wanted = {(shard.stream, shard.id, sequence) for shard, own in places.items() for sequence in own.tolist()}
-        rows = []
-        for row, place in enumerate(zip(*(found.column(name).to_pylist() for name in ROW_PLACE), strict=True)):
-            if place in wanted:
-                wanted.discard(place)
-                rows.append(row)
-        return found.take(pa.array(rows, pa.int64()))
+        return None if found is None else at_places(found.select(list(COPIED_COLUMNS)), places)
+
+    def selected(self, records: pa.Table) -> pa.Table:
+        """Return the records of corrections whose streams are selected; none if there are other bounds."""
+        wanted = DeadLetterFilter(self.streams)
+        parts = records.to_batches() if self.span.is_unbounded else []
+        return pa.Table.from_batches([wanted.filtered(part) for part in parts], records.schema)
 
     @property
     def _wanted(self) -> DeadLetterFilter:
         return DeadLetterFilter(self.streams, self.span)
+
+
+def at_places(table: pa.Table, places: SequencesByShard) -> pa.Table:
+    """Return the first row of each of these places."""
+    wanted = {(shard.stream, shard.id, sequence) for shard, own in places.items() for sequence in own.tolist()}
+    rows = []
+    for row, place in enumerate(zip(*(table.column(name).to_pylist() for name in ROW_PLACE), strict=True)):
+        if place in wanted:
+            wanted.discard(place)
+            rows.append(row)
+    return table.take(pa.array(rows, pa.int64()))
 
 
 def first_places(places: SequencesByShard, most: int) -> SequencesByShard:
@@ -408,8 +406,11 @@ def without_first(places: SequencesByShard, count: int) -> SequencesByShard:
     return found
 
 
-def _messages(table: pa.Table) -> pa.Table:
-    """Convert dead letters to the messages of the stream; those that were not whole messages keep their error."""
+def messages_of(table: pa.Table) -> pa.Table:
+    """Convert dead letters to messages, in :data:`stream_consumers.batches.MESSAGE_SCHEMA`.
+
+    Those that were not whole messages keep their error.
+    """
     # Older releases did not write is_message. Then an offset marks a damaged part of a file.
     is_message = pc.coalesce(table.column("is_message"), pc.is_null(table.column("offset")))
     errors = pc.coalesce(table.column("error"), pa.scalar(_UNREAD))
@@ -423,15 +424,6 @@ def _messages(table: pa.Table) -> pa.Table:
         "error": pc.if_else(is_message, pa.scalar(None, pa.string()), errors),
     }
     return pa.table([columns[column.name].cast(column.type) for column in MESSAGE_SCHEMA], schema=MESSAGE_SCHEMA)
-
-
-def corrected_messages(records: pa.Table) -> pa.Table:
-    """Return the messages of :meth:`spark_jobs.dead_letters.table.DeadLetterTable.corrections`, as they were redriven.
-
-    A corrected payload is whole, even if the stream held no whole message.
-    """
-    records = records.drop_columns(["payload", "is_message"]).append_column("payload", records.column("correction"))
-    return _messages(records.append_column("is_message", pa.array([True] * records.num_rows, pa.bool_())))
 
 
 @dataclass(frozen=True, slots=True)

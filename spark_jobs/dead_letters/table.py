@@ -158,7 +158,8 @@ class DeadLetterTable:
 
     A dismissed dead letter has ``dismissed_by`` and ``note``. It still accounts for its message, but is not listed as
     open. If it has no sequence, ``dismisses`` of its dismissal is the batch of the original dead letter. A row with
-    ``corrected_by`` is not a dead letter. It records the ``correction`` of the payload from which a redrive made a row.
+    ``corrected_by`` is not a dead letter. It records the ``correction`` of the payload from which a redrive made a row;
+    see :mod:`spark_jobs.dead_letters.corrections`.
     """
 
     path: str
@@ -266,23 +267,23 @@ class DeadLetterTable:
         return self.scan(ledger.group, self.not_counting(ledger), ROW_PLACE)
 
     def corrections(self, ledger: Ledger) -> pa.Table:
-        """Return the records of corrections whose rows no later batch has replaced, one for each place, without Spark.
+        """Return the records of corrections that are in force, the newest one of each place, without Spark.
 
-        A user has given these payloads, so that they fit in memory.
+        A record is in force unless its batch did not land, or a RESTORE removed it. A user has given these payloads, so
+        that they fit in memory.
         """
-        names = [*COPIED_COLUMNS, "_recorded_at", "corrected_by", "note", "correction"]
+        names = [*COPIED_COLUMNS, "_number", "corrected_by", "note", "correction"]
         found = DEAD_LETTER_SCHEMA.empty_table().select(names)
         if self.log().snapshot() is None or "correction" not in column_names(self.log()):
             return found
         state = ledger.read()
-        replaced = self._replaced(ledger, replace(state, replaces_considered=0), has_corrected=True)
-        # The ranges of other batches are about dead letters, and may span records between these.
-        whole = {bid: ranges for bid, ranges in state.uncounted.items() if not ranges}
-        left_out = NotCounting(_united(whole, replaced, _whole(self.orphaned(ledger, state))))
+        # Other batches replace dead letters, but no records, so only whole batches do not count.
+        whole: Uncounted = {bid: parts for bid, parts in state.uncounted.items() if not parts}
+        left_out = NotCounting(_united(whole, _whole(self.orphaned(ledger, state))))
         parts = self.scan(ledger.group, left_out, names, where="corrected_by IS NOT NULL", has_corrected=True)
-        # If the commit of a replace was cleaned from the log, an older record is left beside the newest one.
         found = pa.concat_tables([found, *(pa.Table.from_batches([part]) for part in parts)])
-        found = found.sort_by([("_recorded_at", "descending")])
+        # All of them are numbered in the transaction sequence of redrives.
+        found = found.sort_by([("_number", "descending"), *((name, "ascending") for name in ROW_PLACE)])
         return found.filter(pa.array(~found.select(list(ROW_PLACE)).to_pandas().duplicated().to_numpy()))
 
     def open_places(self, ledger: Ledger) -> Iterator[pa.RecordBatch]:
@@ -416,32 +417,24 @@ class DeadLetterTable:
         # Delta silently ignores a DELETE if the session sets a transaction version that is already in the log.
         return count_where(self.log(), condition) == 0
 
-    def _replaced(self, ledger: Ledger, state: LedgerState, *, has_corrected: bool = False) -> Uncounted:
-        """Return the dead letters in ranges that a newer batch has replaced, and that ``state.uncounted`` lacks.
-
-        Args:
-            ledger: the ledger of the main table.
-            state: the state of that ledger.
-            has_corrected: whether to include records of corrections.
-        """
-        replaced = replacements(ledger, state, leaves_out_late=has_corrected)
+    def _replaced(self, ledger: Ledger, state: LedgerState) -> Uncounted:
+        """Return the dead letters in ranges that a newer batch has replaced, and that ``state.uncounted`` lacks."""
+        replaced = replacements(ledger, state)
         if not replaced.ranges or self.log().snapshot() is None:
             return {}
         places = {
             shard: Range(min(part.start for part, _ in parts), max(part.end for part, _ in parts))
             for shard, parts in replaced.ranges.items()
         }
-        # All of a batch and shard, because the ranges of some of them may span others, such as records of corrections.
-        sequences: dict[tuple[str, Shard], list[Sequences]] = {}
-        columns, where = [*ROW_PLACE, "_batch"], in_ranges(places)
-        for part in self.scan(ledger.group, NotCounting(), columns, where=where, has_corrected=has_corrected):
-            for bid, of_batch in part.to_pandas().groupby("_batch"):
-                for shard, own in by_shard(of_batch, *ROW_PLACE):
-                    sequences.setdefault((str(bid), shard), []).append(own)
         found: dict[str, dict[Shard, Intervals]] = {}
-        for (batch, shard), parts in sequences.items():
-            if ranges := replaced.of(shard, batch, np.concatenate(parts)):
-                found.setdefault(batch, {})[shard] = Intervals.of(*ranges)
+        columns, where = [*ROW_PLACE, "_batch"], in_ranges(places)
+        for part in self.scan(ledger.group, NotCounting(), columns, where=where):
+            for bid, of_batch in part.to_pandas().groupby("_batch"):
+                for shard, sequences in by_shard(of_batch, *ROW_PLACE):
+                    parts = replaced.of(shard, str(bid), sequences)
+                    if parts:
+                        known = found.setdefault(str(bid), {})
+                        known[shard] = known.get(shard, Intervals()) | Intervals.of(*parts)
         return found
 
     def orphaned(self, ledger: Ledger, state: LedgerState | None = None) -> list[OrphanedBatch]:
@@ -576,24 +569,14 @@ class Replacements:
         return [Range(int(sequences[start]), int(sequences[end - 1]) + 1) for start, end in Intervals.of(*pairs)]
 
 
-def replacements(ledger: Ledger, state: LedgerState, *, leaves_out_late: bool = False) -> Replacements:
-    """Return the ranges that surviving batches have replaced, and that ``state.uncounted`` does not reflect yet.
-
-    Args:
-        ledger: the ledger of the main table.
-        state: the state of that ledger.
-        leaves_out_late: whether to leave out late batches whose ranges are read again. The RESTORE may have brought
-            back corrections that such a batch does not have. The batch that reads its range again uses them.
-    """
+def replacements(ledger: Ledger, state: LedgerState) -> Replacements:
+    """Return the ranges that surviving batches have replaced, and that ``state.uncounted`` does not reflect yet."""
     ranges: dict[Shard, list[tuple[Range, int]]] = {}
     ages: dict[str, int] = {}
     for commit in in_effect(_not_considered(ledger, state)):
         if commit.entry is None:
             continue
-        mode = commit.entry.write_mode
-        is_left_out = leaves_out_late and mode.reduces_redo
-        is_left_out = is_left_out and ledger.was_restored(after=commit.entry.base, until=commit.version - 1)
-        if mode.replaces_dead_letters and not is_left_out:
+        if commit.entry.write_mode.replaces_dead_letters:
             for shard, parts in commit.entry.replaced.items():
                 # A batch may have an empty part of a shard.
                 if parts:

@@ -331,15 +331,10 @@ class Ledger:
         self._last = newest_commit, found
         return found
 
-    def was_restored(self, *, after: int, until: int) -> bool:
-        """Return whether there was a RESTORE after version ``after``, or the log does not reach back that far.
-
-        Args:
-            after: the version after which RESTOREs matter.
-            until: the last version that matters.
-        """
+    def was_restored(self, *, after: int, state: LedgerState) -> bool:
+        """Return whether there was a RESTORE after version ``after``, or the log does not reach back that far."""
         try:
-            return self._any(after + 1, until + 1, _is_restore)
+            return self._any(after + 1, state.version + 1, _is_restore)
         except LedgerTruncatedError:
             return True
 

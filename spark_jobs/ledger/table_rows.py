@@ -86,11 +86,16 @@ def count_where(log: DeltaLog, where: str) -> int:
     return sum(batch.num_rows for batch in scan(log, ROW_PLACE, where=where))
 
 
-def sequences_of(batches: Iterable[pa.RecordBatch]) -> Mapping[Shard, Sequences]:
-    """Return the sequences of these rows per shard, with repetitions; rows without a place are left out."""
+def sequences_of(batches: Iterable[pa.RecordBatch], names: Sequence[str] = ROW_PLACE) -> Mapping[Shard, Sequences]:
+    """Return the sequences of these rows per shard, with repetitions; rows without a place are left out.
+
+    Args:
+        batches: rows, or messages.
+        names: the names of the columns with their place.
+    """
     parts: dict[Shard, list[Sequences]] = {}
     for batch in batches:
-        for shard, found in by_shard(_frame(batch), *ROW_PLACE):
+        for shard, found in by_shard(_frame(batch.select(list(names))), *names):
             parts.setdefault(shard, []).append(found)
     return {shard: np.concatenate(found) for shard, found in parts.items()}
 

@@ -362,8 +362,9 @@ def redrive(
           --transform my_definitions:orders --payloads corrected.ndjson --note "TICKET-17"
     """
     from spark_jobs.batches.bounds import Bound
-    from spark_jobs.batches.dead_letter_jobs import Corrections, Redrive, RedriveJob
+    from spark_jobs.batches.dead_letter_jobs import Redrive, RedriveJob
     from spark_jobs.batches.job import batch_events
+    from spark_jobs.dead_letters.corrections import Corrections
 
     ingestion = conversion.ingestion(pipeline, single_writer=spark.single_writer, **settings)
     corrections = None

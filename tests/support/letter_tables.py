@@ -62,6 +62,7 @@ def write_letters(
         "is_message": pa.array([is_message] * count, pa.bool_()),
         "_batch": pa.array([batch] * count, pa.string()),
         "_group": pa.array([group] * count, pa.string()),
+        "_number": pa.array([number] * count, pa.int64()),
         "_recorded_at": pa.array([NOON + timedelta(days=1)] * count, _TIME),
     }
     if correction is not None:

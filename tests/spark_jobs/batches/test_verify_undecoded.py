@@ -10,9 +10,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches import row_columns
-from spark_jobs.batches.dead_letter_jobs import Corrections, Redrive, RedriveJob
+from spark_jobs.batches.dead_letter_jobs import Redrive, RedriveJob
 from spark_jobs.batches.ingest_job import IngestJob
 from spark_jobs.batches.job import drain_batches
+from spark_jobs.dead_letters.corrections import Corrections
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.decoding.row_size import ROWS_IN_HEAP
 from spark_jobs.verify_keyed import verify_keyed

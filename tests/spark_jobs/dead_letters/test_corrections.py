@@ -1,4 +1,4 @@
-"""Which records of corrections count, without Spark; ``tests/model/keyed.py`` has the protocol."""
+"""Which corrections are in force, without Spark; ``tests/model/keyed.py`` has the protocol."""
 
 from __future__ import annotations
 
@@ -35,13 +35,17 @@ class Corrected(Tables):
         self.record(number, *sequences)
         self.merge(number, kind="replay", places={ORDERS: Intervals.of(*((at, at + 1) for at in sequences))})
 
-    def record(self, number: int, *sequences: int) -> None:
+    def record(self, number: int, *sequences: int, payload: bytes = b"{}") -> None:
         """Write records of corrections for a batch."""
-        self.add(ORDERS, *sequences, batch=f"b{number}", number=number, correction=b"{}")
+        self.add(ORDERS, *sequences, batch=f"b{number}", number=number, correction=payload)
 
     def corrected(self) -> list[int]:
-        """The messages with records that count."""
+        """The messages with corrections in force."""
         return sorted(self.table.corrections(self.ledger()).column("_sequence").to_pylist())
+
+    def payloads(self) -> list[bytes]:
+        found: list[bytes] = self.table.corrections(self.ledger()).column("correction").to_pylist()
+        return found
 
 
 @pytest.fixture
@@ -49,34 +53,39 @@ def tables(tmp_path: Path) -> Corrected:
     return Corrected(tmp_path)
 
 
-def test_a_batch_in_flight_over_a_restore_leaves_the_corrections_that_this_one_brings_back(tables: Corrected) -> None:
+def test_a_correction_is_in_force_while_its_batch_is(tables: Corrected) -> None:
     tables.add(ORDERS, 5)
-    tables.redrive(2, 5)
+    tables.record(2, 5)
+    assert tables.corrected() == [], "its batch has not landed"
+    tables.merge(2, kind="replay", places={ORDERS: Intervals.of((5, 6))})
     assert tables.corrected() == [5]
     tables.merge(3, 0, 10, kind="replay", dead=(5,))
-    assert tables.corrected() == [], "a replay reads the original"
-    tables.main.restore(version=1, back_to=1)
-    assert tables.corrected() == [5]
-    tables.merge(4, 0, 10, base=2, dead=(5,))
-    assert tables.corrected() == [5], "it is merged again"
-    tables.record(5, 5)
-    tables.merge(5, 0, 10)
-    assert tables.corrected() == [5]
-    tables.merge(6, 0, 10, kind="replay", dead=(5,))
+    tables.merge(4, 0, 10, dead=(5,))
+    tables.merge(5, 0, 100, kind="rebuild", mode="rebuild")
+    assert tables.corrected() == [5], "whatever reads its message again"
+    tables.main.restore(version=0, back_to=0)
     assert tables.corrected() == []
+    tables.main.restore(version=4, back_to=4)
+    assert tables.corrected() == [5]
+    tables.record(6, 7)
+    tables.merge(6, 0, 10)
+    tables.merge(7, 0, 10)
+    assert tables.corrected() == [5, 7]
 
 
-def test_a_late_rebuild_leaves_no_correction_because_nothing_is_merged_again(tables: Corrected) -> None:
+def test_the_newest_correction_of_a_place_is_in_force(tables: Corrected) -> None:
     tables.add(ORDERS, 5)
+    for number, payload in ((2, b"first"), (3, b"second"), (4, b"third")):
+        tables.record(number, 5, payload=payload)
+        tables.merge(number, kind="replay", places={ORDERS: Intervals.of((5, 6))})
+        assert tables.payloads() == [payload]
+    tables.main.restore(version=2, back_to=2)
+    assert tables.payloads() == [b"second"]
+
+
+def test_a_correction_between_two_dead_letters_that_do_not_count_stays(tables: Corrected) -> None:
+    tables.add(ORDERS, 2, 5, 9)
     tables.redrive(2, 5)
-    tables.main.restore(version=1, back_to=1)
-    tables.merge(3, 0, 100, base=1, kind="rebuild", mode="rebuild", dead=(5,))
-    assert tables.corrected() == []
-
-
-def test_a_correction_between_two_others_of_its_batch_stays(tables: Corrected) -> None:
-    tables.record(2, 5)
-    tables.merge(2, 0, 10, dead=(2, 9))
     tables.redrive(3, 2, 9)
     assert tables.corrected() == [2, 5, 9]
     session: Any = None  # nothing is deleted

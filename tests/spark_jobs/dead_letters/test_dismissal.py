@@ -11,10 +11,11 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-from spark_jobs.batches.dead_letter_jobs import NOT_OPEN, Corrections, Dismissal, DismissJob, Redrive, RedriveJob
+from spark_jobs.batches.dead_letter_jobs import NOT_OPEN, Dismissal, DismissJob, Redrive, RedriveJob
 from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, Step, ignore_steps
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.replay import Replay, ReplayJob
+from spark_jobs.dead_letters.corrections import Corrections
 from spark_jobs.dead_letters.reader import CORRECTED, DISMISSED, REPLACED, DeadLetterFilter, DeadLetters
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.run_ingestion import drain
@@ -66,10 +67,15 @@ class Lake:
             pass
         return job
 
-    def replay(self) -> None:
+    def replay(self, observer: Observer = ignore_steps) -> None:
         with open_batch_source(self.url) as source:
-            for _ in drain_batches(ReplayJob(self.spark, source, self.what, Replay())):
+            for _ in drain_batches(ReplayJob(self.spark, source, self.what, Replay(), observer=observer)):
                 pass
+
+    def ids(self) -> dict[int, int]:
+        """The id of each row, by its sequence."""
+        rows = DeltaTable(self.what.table).to_pyarrow_table(columns=["_sequence", "id"]).to_pylist()
+        return {row["_sequence"]: row["id"] for row in rows}
 
     def restore(self, version: int) -> None:
         self.spark.sql(f"RESTORE TABLE delta.`{self.what.table}` TO VERSION AS OF {version}")
@@ -241,19 +247,42 @@ def test_a_corrected_payload_becomes_a_row_and_the_original_is_kept(lake: Lake) 
     assert job.outcome.decoded == 1
     assert job.outcome.refused.pop(NOT_OPEN).first == "orders/0=5"
     assert [one.first for one in job.outcome.refused.values()] == ["orders/0=9"]
-    table = DeltaTable(lake.what.table).to_pyarrow_table(columns=["_sequence", "id"]).to_pylist()
-    assert {row["_sequence"]: row["id"] for row in table}[4] == 400
+    assert lake.ids()[4] == 400
     assert lake.open() == [9, 22]
     rows = lake.letters.to_arrow(DeadLetterFilter(includes_uncounted=True)).to_pylist()
     (record,) = [row for row in rows if row["status"] == CORRECTED]
     assert (record["payload"], record["correction"]) == (b'{"id": ', b'{"id": 400}')
     assert (record["corrected_by"], record["note"]) == ("ann", "by hand")
     lake.assert_each_once()
-    assert lake.redrive({4: b'{"id": 7}'}).outcome.decoded == 0, "done again it finds nothing"
+    assert lake.redrive({4: b'{"id": 400}'}).outcome.decoded == 0, "done again it finds nothing"
     assert lake.dismiss() == 2
     assert lake.statuses()[DISMISSED] == 2
     lake.assert_each_once()
     lake.ingest()
+    lake.assert_each_once()
+
+
+@pytest.mark.slow
+def test_a_correction_is_in_force_until_another_one_or_a_restore(lake: Lake) -> None:
+    before = lake.version()
+    lake.redrive({4: b'{"id": 400}'})
+    lake.replay()
+    assert (lake.ids()[4], lake.open()) == (400, [9, 22])
+    assert lake.redrive({4: b'{"id": 500}'}).outcome.decoded == 1
+    lake.replay()
+    lake.replay()
+    assert (lake.ids()[4], lake.open()) == (500, [9, 22])
+    lake.assert_each_once()
+    lake.restore(before)
+    lake.replay()
+    assert lake.open() == [4, 9, 22]
+    lake.assert_each_once()
+
+
+@pytest.mark.slow
+def test_a_replay_in_flight_over_a_correction_has_it(lake: Lake) -> None:
+    lake.replay(Once(Step.WRITING, lambda: lake.redrive({4: b'{"id": 400}'})))
+    assert (lake.ids()[4], lake.open()) == (400, [9, 22])
     lake.assert_each_once()
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.dead_letter_jobs import Redrive
-from spark_jobs.dead_letters.reader import DeadLetterReader, first_places, without_first
+from spark_jobs.dead_letters.reader import DeadLetterReader, first_places, messages_of, without_first
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.ledger import Ledger
 from stream_consumers.batches import MESSAGE_SCHEMA, Range
@@ -90,8 +90,9 @@ def test_a_redrive_that_stops_before_it_begins_is_refused(start: str, stop: str)
 def test_a_dead_letter_is_the_message_that_the_stream_held(tables: Tables) -> None:
     tables.add(ORDERS, 2)
     reader = tables.reader()
-    messages = reader.messages(first_places(reader.places()[0], 2), max_bytes=1 << 20)
-    assert messages is not None
+    found = reader.dead_letters(first_places(reader.places()[0], 2), max_bytes=1 << 20)
+    assert found is not None
+    messages = messages_of(found)
     assert messages.schema == MESSAGE_SCHEMA
     rows = messages.to_pylist()
     assert [row["sequence"] for row in rows] == [2, 9], "each once, and no others"
@@ -112,17 +113,17 @@ def test_what_was_no_whole_message_keeps_its_error(tables: Tables) -> None:
     tables.add(CLICKS, 10, is_message=False)
     tables.add(CLICKS, 11, is_message=None)
     reader = tables.reader(streams=("clicks",))
-    messages = reader.messages(reader.places()[0], max_bytes=1 << 20)
-    assert messages is not None
-    errors = {row["sequence"]: row["error"] for row in messages.to_pylist()}
+    found = reader.dead_letters(reader.places()[0], max_bytes=1 << 20)
+    assert found is not None
+    errors = {row["sequence"]: row["error"] for row in messages_of(found).to_pylist()}
     assert errors == {5: None, 10: "no number", 11: None}, "a table of an older version does not tell"
 
 
 def test_no_more_is_held_than_was_asked_for_but_one_message_always_is(tables: Tables) -> None:
     reader = tables.reader()
     places, _ = reader.places()
-    assert reader.messages(places, max_bytes=1) is None
-    one = reader.messages(first_places(places, 1), max_bytes=1)
+    assert reader.dead_letters(places, max_bytes=1) is None
+    one = reader.dead_letters(first_places(places, 1), max_bytes=1)
     assert one is not None
     assert one.num_rows == 1
     left = without_first(places, 1)

@@ -138,5 +138,5 @@ def test_a_restore_is_told_to_a_writer_that_others_have_written_after(tmp_path):
     log.restore(version=1, back_to=1)
     log.ours(replace(batch(4), base=3))
     ledger = Ledger(log.log(), group="g", member="main")
-    newest = ledger.read().version
-    assert [ledger.was_restored(after=after, until=newest) for after in (1, 2, 3, 4)] == [True, True, False, False]
+    state = ledger.read()
+    assert [ledger.was_restored(after=version, state=state) for version in (1, 2, 3, 4)] == [True, True, False, False]
