@@ -79,9 +79,7 @@ class Commit(NamedTuple):
         base: the rows that it was planned from, where they matter.
         is_overtaken: whether something has landed since, where it matters.
         gone: how many of the first messages the stream has lost.
-        is_again: whether it reads places that were covered where it was planned, where corrections matter.
-        corrected: the broken messages whose corrected payloads it has; ``None`` before it has read the records of
-            corrections, and written its own.
+        corrected: the broken messages whose corrected payloads it has.
     """
 
     apps: str
@@ -93,8 +91,7 @@ class Commit(NamedTuple):
     base: tuple[Row | None, ...] = ()
     is_overtaken: bool = False
     gone: int = 0
-    is_again: bool = False
-    corrected: Places | None = frozenset()
+    corrected: Places = frozenset()
 
 
 class Version(NamedTuple):
@@ -108,10 +105,9 @@ class Version(NamedTuple):
         floor: tombstones with a lower order may be gone.
         dead: places that became dead letters, because they lie below the floor and there is no row of their key.
         is_known: whether the ledger vouches for the table.
-        recorded: the broken messages with a record of their correction that counts, as a dead letter does: its batch is
-            in the table (``dead_letters.py``), and no later one has replaced it. The others are dead letters.
-        corrected: those whose corrections a user has made, and that no replay has read again since.
-        dropped: those that a replay has read again, until they are corrected once more.
+        corrected: the broken messages whose corrections are in force, because the batches that recorded them are in the
+            table (``dead_letters.py``). The others are dead letters.
+        stale: those that a late batch has corrected, although a RESTORE had removed their corrections.
         lacks: whether a run has ended because a change lacks a value that no row has.
     """
 
@@ -122,9 +118,8 @@ class Version(NamedTuple):
     floor: int = 0
     dead: Places = frozenset()
     is_known: bool = True
-    recorded: Places = frozenset()
     corrected: Places = frozenset()
-    dropped: Places = frozenset()
+    stale: Places = frozenset()
     lacks: bool = False
 
 
@@ -203,7 +198,7 @@ def model(
     plan: str = "lowest",
     detects: str = "changes",
     replay: str = "merge",
-    corrections: str = "kept",
+    corrections: str = "in force",
     app: str = "own",
     purge: str = "",
     floor: str = "insert",
@@ -234,10 +229,8 @@ def model(
         detects: which changes raise if they meet a row of another shard: all ``changes``, ``upserts``, or ``none``.
         replay: ``merge``, equal orders overwrite; ``newer``, they do not; ``refresh``, it only writes rows again that
             its own messages made, and covers nothing; none if empty.
-        corrections: what a merge of covered places does with the corrections that redrives have recorded. ``kept``: it
-            has the corrected payloads, and records them again, because it replaces the records of its places;
-            ``unrecorded``: it has them, and records nothing; ``lost``: it has the payloads of the stream; ``late``: as
-            ``kept``, and it replaces the records also if it lands behind a RESTORE, which may have brought them back.
+        corrections: that redrives have recorded. ``in force``: merges of covered places, and replays, have the
+            corrected payloads; ``merged``: only merges have them; ``replayed``: only replays.
         app: the transaction sequence of a replay, its ``own`` or that of ingestion (``shared``).
         purge: of tombstones, in the transaction sequence of the replay, where a replay has one of its own. ``plain``:
             at once; ``declared``: after an empty commit in the sequence of ingestion that says the floor; ``both``: at
@@ -319,7 +312,7 @@ def model(
                 rows[key] = None
         for key in range(keys):
             found = [place for place in places(c) if change_at(place).key == key and place[1] > last]
-            found = [place for place in found if place not in broken or place in (c.corrected or ())]
+            found = [place for place in found if place not in broken or place in c.corrected]
             if c.kind != "redrive":
                 found = [place for place in found if place[1] >= c.gone]
             changes = [row(place, 1 if c.kind == "merge" else 2) for place in sorted(found)]
@@ -390,10 +383,7 @@ def model(
         for shard, part in enumerate(c.parts):
             if part and (redo == "end" or (c.kind == "rewind" and redo != "code")):
                 again |= frozenset((shard, at) for at in range(part[1], len(messages[shard]))) & covered
-        used = c.corrected or frozenset()
-        is_final = not c.is_late or corrections == "late"
-        replaced = written if is_final and (c.kind != "merge" or c.is_again) else frozenset()
-        forgotten = before.corrected & replaced if c.kind == "replay" else frozenset()
+        corrected = before.corrected | (c.corrected if c.kind == "redrive" else frozenset())
         return Version(
             rows,
             covered,
@@ -402,9 +392,8 @@ def model(
             before.floor,
             before.dead - written | dropped,
             is_known,
-            before.recorded - replaced | (used if c.kind == "redrive" or corrections != "unrecorded" else frozenset()),
-            before.corrected - forgotten | used,
-            (before.dropped | forgotten) - used,
+            corrected,
+            (before.stale | c.corrected) - corrected,
         )
 
     def runs(places: Places, shard: int, start: int) -> Iterator[Place]:
@@ -479,9 +468,10 @@ def model(
     def planned(st: State, slot: int, apps: str, kind: str, parts: tuple[Place | None, ...]) -> tuple[str, State]:
         base = st[0].rows if unchanged == "landed" else ()
         made = Commit(apps, kind, parts, st[0].floor, base=base, gone=st[8])
-        if broken and kind in ("merge", "redrive"):
-            is_again = bool(places(made) & st[0].covered)
-            made = made._replace(is_again=is_again, corrected=None if is_again else frozenset())
+        if kind == "redrive":
+            made = made._replace(corrected=places(made))
+        elif corrections == "in force" or (kind, corrections) in (("merge", "merged"), ("replay", "replayed")):
+            made = made._replace(corrected=places(made) & st[0].covered & st[0].corrected)
         return f"a {kind} {apps} {parts} is planned", put(st, slot, made)
 
     def is_gone(st: State, parts: tuple[Place | None, ...]) -> bool:
@@ -491,13 +481,6 @@ def model(
 
     def may_redrive(st: State, end: int) -> bool:
         return trims in ("", "none") or not any(x < st[8] for _, x in st[0].covered if x >= end)
-
-    def recorded(st: State, slot: int) -> tuple[str, State]:
-        """What is planned there, with the corrections of its messages as of now."""
-        c, at = st[slot], st[0]
-        known = frozenset() if corrections == "lost" else at.recorded & places(c)
-        found = places(c) if c.kind == "redrive" else known
-        return f"the {c.kind} {c.parts} writes its dead letters", put(st, slot, c._replace(corrected=found))
 
     def restored(st: State, to: Version, saved: State) -> State:
         good = None if to.is_known else st[7] or st[0]
@@ -521,9 +504,7 @@ def model(
                 if to >= gone and not is_below(at, shard, to):
                     yield planned(put(st, 6, rw - 1), INGESTION, "A", "rewind", single(shard, (to, to)))
         elif isinstance(f, Commit):
-            if f.corrected is None:
-                yield recorded(st, INGESTION)
-            elif f.kind == "merge" and meets_other(at.rows, f):
+            if f.kind == "merge" and meets_other(at.rows, f):
                 yield f"the merge {f.parts} meets a row of another shard", put(st, INGESTION, "raised")
             else:
                 yield from landed(st, INGESTION, None)
@@ -534,14 +515,12 @@ def model(
                 for part in runs(at.covered, shard, start) if replay else ():
                     if part[0] < part[1] and start >= gone and not is_below(at, shard, start):
                         yield planned(st, REPLAY, name, "replay", single(shard, part))
-                for part in runs(at.covered & broken - at.recorded, shard, start):
+                for part in runs(at.covered & broken - at.corrected, shard, start):
                     if part[0] < part[1] and may_redrive(st, part[1]):
                         yield planned(st, REPLAY, name, "redrive", single(shard, part))
             yield "no replay is wanted", put(st, REPLAY, "over")
         elif isinstance(p, Commit):
-            if p.corrected is None:
-                yield recorded(st, REPLAY)
-            elif not meets_other(at.rows, p):
+            if not meets_other(at.rows, p):
                 yield from landed(st, REPLAY, "wanted" if p.kind == "redrive" else "over")
             yield "the replay is dropped", put(st, REPLAY, "over")
         if g == "wanted" and at.is_known and not (floor == "refused" and at.redo):
@@ -591,12 +570,10 @@ def model(
             return "a change lacks a value, and no row has it"
         if f == "raised" or at.redo or not at.is_known:
             return None
-        if at.recorded != at.corrected:
-            return f"{sorted(at.corrected)} are corrected, and {sorted(at.recorded)} have records"
         read = at.covered - at.dead - (broken - at.corrected)
         for key, one in enumerate(at.rows):
             # Its row, or the lack of one, may stay until the message is corrected once more.
-            if any(change_at(place).key == key for place in at.dropped):
+            if any(change_at(place).key == key for place in at.stale):
                 continue
             homes = {s for s, found in enumerate(messages) for change in found if change.key == key}
             if order == "position":
@@ -1074,16 +1051,15 @@ VARIANTS = (
     quick("k3-trim-replay", "same, a replay", "PASS", partial(one_key, 1, 2, redo="code", trims="both", restores=0)),
     quick(
         "c1",
-        "corrections: a merge of covered places has the corrected payloads, and records them again",
+        "corrections are in force where their messages are merged again, and replayed",
         "PASS",
         partial(corrected, "xX", "XX"),
     ),
     Variant("c1-restores", "same, two RESTOREs", "PASS", partial(corrected, "XX", restores=2, replay="")),
     Variant("c1-3", "same, three messages", "PASS", partial(corrected, "xXX", "XxX", "XXX", replay="", rewinds=0)),
-    quick("c2", "it has the payloads of the stream", "BAD", partial(corrected, "XX", corrections="lost", rewinds=0)),
-    quick("c3", "it records no correction", "BAD", partial(corrected, "XX", corrections="unrecorded", rewinds=0)),
+    quick("c2", "not where they are merged again", "BAD", partial(corrected, "XX", corrections="replayed")),
+    quick("c3", "not where they are replayed", "BAD", partial(corrected, "xX", corrections="merged")),
     quick("c4", "a redrive has a sequence of its own", "BAD", partial(corrected, "XX", app="own", restores=0)),
-    quick("c5", "a late batch replaces the records of corrections", "BAD", partial(corrected, "X", corrections="late")),
     quick(
         "k4",
         "a replay only writes the rows again that its messages made",
