@@ -36,7 +36,7 @@ from stream_consumers.batches import (
 from stream_consumers.errors import DataLossError, InvalidUrlError, SourceRecreatedError
 from stream_consumers.file import segments
 from stream_consumers.file.format import HEADER_SIZE, Header
-from stream_consumers.file.scanner import Damage, Frame, FrameScanner, Run
+from stream_consumers.file.scanner import Damage, Frame, FrameScanner, Missing, Run
 from stream_consumers.file.segments import (
     EMPTY_RANGE,
     START,
@@ -71,6 +71,7 @@ class FileSplit:
     start: int
     stop: int
     previous: Mapping[Shard, int]
+    missing: Missing
     ranges: Mapping[Shard, Range]
     streams: frozenset[str]
     frozen_size: int
@@ -91,7 +92,15 @@ class FileSplit:
         return packed(self._batches())
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
-        with FrameScanner(self.path, start=self.start, previous=self.previous, stop=self.frozen_size) as scanner:
+        with FrameScanner(
+            self.path,
+            start=self.start,
+            previous=self.previous,
+            missing=self.missing,
+            streams=self.streams,
+            stop=self.frozen_size,
+            waits=True,
+        ) as scanner:
             if scanner.header.created_at_ms != self.created_at_ms:
                 raise SourceRecreatedError(
                     f"{self.path} was replaced during the read", remedy="Run again.", planned=self.created_at_ms
@@ -213,9 +222,7 @@ class FileBatchSource(BatchSource):
         end = self._segments[-1].end if self._segments else first
         self._end = end.offset
         self._extents = {
-            shard: Extent(starts.get(shard, position), position)
-            for shard, position in sorted(end.positions.items())
-            if shard.stream in self._streams
+            shard: Extent(starts.get(shard, position), position) for shard, position in sorted(end.positions.items())
         }
         self._lost = self._removed(resume) if resume is not None and is_unknown and self.is_exact else {}
         return self._extents
@@ -285,7 +292,10 @@ class FileBatchSource(BatchSource):
             "created_at_ms": self._header.created_at_ms,
             "offset": last.offset,
             "tail": self._tail_checksum(last.offset),
-            "positions": {str(shard): end for shard, end in sorted(last.positions.items())},
+            "positions": _listed(last.positions),
+            "missing": last.missing.total,
+            "missing_before": _listed(last.missing.before),
+            "streams": sorted(self._streams),
         }
         splits = [self._split(parts, ranges) for parts in _shares(batch, parallelism)]
         return BatchPlan(ranges, splits, batch.records, hint, lost=self.lost(ranges))
@@ -313,7 +323,15 @@ class FileBatchSource(BatchSource):
             )
 
     def _scanner(self, begin: Checkpoint) -> FrameScanner:
-        return FrameScanner(self._path, start=begin.offset, previous=_previous(begin), stop=self._frozen_size)
+        return FrameScanner(
+            self._path,
+            start=begin.offset,
+            previous=_previous(begin),
+            missing=begin.missing,
+            streams=self._streams,
+            stop=self._frozen_size,
+            waits=True,
+        )
 
     def _split(self, parts: Sequence[BatchPart], ranges: Mapping[Shard, Range]) -> FileSplit:
         begin, end = parts[0].begin, parts[-1].end
@@ -323,6 +341,7 @@ class FileBatchSource(BatchSource):
             begin.offset,
             end.offset,
             _previous(begin),
+            begin.missing,
             ranges,
             self._streams,
             self._frozen_size,
@@ -333,7 +352,7 @@ class FileBatchSource(BatchSource):
     def at(self, timestamp_ms: int) -> Mapping[Shard, int]:
         """See :meth:`stream_consumers.batches.BatchSource.at`; scan until every shard has reached the time."""
         found: dict[Shard, int] = {}
-        with FrameScanner(self._path, stop=self._frozen_size) as scanner:
+        with self._scanner(START) as scanner:
             for item in chain.from_iterable(map(items_of, _until(self._end, scanner))):
                 shard, sequence, moment = item.shard, item.sequence, item.timestamp_ms
                 if shard is None or sequence is None or moment is None or moment < timestamp_ms:
@@ -378,6 +397,12 @@ class FileBatchSource(BatchSource):
         if damage is not None:
             where = f"bytes {damage.offset} to {damage.end} of {self._path}, after its last message,"
             return f"{where} cannot be read: {damage.reason}. They become dead letters with the next message"
+        if scanner.is_undecided:
+            return (
+                f"the sequence of the message at offset {scanner.offset} of {self._path} is not the next one of its "
+                "shard, and too few messages follow to decide whether it is damaged: the last "
+                f"{scanner.incomplete_bytes} bytes are read when more messages are written"
+            )
         if scanner.incomplete_bytes and scanner.has_messages_in_tail():
             return (
                 f"{self._path} is damaged at offset {scanner.offset}, and no beacon after it marks where messages "
@@ -405,20 +430,21 @@ class FileBatchSource(BatchSource):
         if not resume or not hint or hint.get("created_at_ms") != self._header.created_at_ms:
             # The hint is missing, or belongs to another file that the group ingests into the same table.
             return START, True
-        offset, listed = hint.get("offset"), hint.get("positions")
-        if not isinstance(offset, int) or not isinstance(listed, Mapping):
+        offset, total = hint.get("offset"), hint.get("missing")
+        if not isinstance(offset, int) or not isinstance(total, int) or hint.get("streams") != sorted(self._streams):
+            # Another version wrote the hint, or it lacks the positions of a stream that the URL names now.
             return START, False
         try:
-            positions = {Shard.parse(str(shard)): int(end) for shard, end in listed.items()}
+            positions = _parsed(hint.get("positions"))
+            missing = Missing(total, _parsed(hint.get("missing_before")))
         except (ValueError, TypeError, OverflowError, InvalidUrlError):
             # Another version wrote the hint in another form.
             return START, False
-        own = {shard: end for shard, end in positions.items() if shard.stream in self._streams}
-        if not own or any(resume.positions.get(shard, -1) < end for shard, end in own.items()):
+        if not positions or any(resume.positions.get(shard, -1) < end for shard, end in positions.items()):
             return START, False
         if not HEADER_SIZE <= offset <= self._frozen_size or hint.get("tail") != self._tail_checksum(offset):
             return START, True
-        return Checkpoint(offset, positions), False
+        return Checkpoint(offset, positions, missing), False
 
     def _tail_checksum(self, offset: int) -> int:
         """Return the CRC-32 of the bytes before ``offset``, which reveals that a file was truncated and grew again."""
@@ -429,6 +455,21 @@ class FileBatchSource(BatchSource):
 
 def _fingerprints(streams: frozenset[str], header: Header) -> Mapping[str, str]:
     return {stream: f"ss:{header.created_at_ms}" for stream in sorted(streams)}
+
+
+def _listed(sequences: Mapping[Shard, int]) -> Mapping[str, int]:
+    return {str(shard): sequence for shard, sequence in sorted(sequences.items())}
+
+
+def _parsed(listed: object) -> Mapping[Shard, int]:
+    """Return what :func:`_listed` returned for.
+
+    Raises:
+        ValueError, TypeError, OverflowError, InvalidUrlError: another function returned it.
+    """
+    if not isinstance(listed, Mapping):
+        raise TypeError
+    return {Shard.parse(str(shard)): int(sequence) for shard, sequence in listed.items()}
 
 
 def _previous(checkpoint: Checkpoint) -> dict[Shard, int]:

@@ -8,14 +8,21 @@ import logging
 import os
 import stat
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from stream_consumers.errors import BrokerError, FormatError, ProducerBusyError, UntrustedFileError
+from stream_consumers.errors import (
+    BrokerError,
+    FormatError,
+    ProducerBusyError,
+    SizeLimitError,
+    UntrustedFileError,
+)
 from stream_consumers.file.format import EOS_PAYLOAD, HEADER_SIZE, NEW_SHARD, FrameWriter, Header, ShardTail, checksum
 from stream_consumers.file.scanner import Frame, FrameScanner
 from stream_consumers.file.stream_file import open_file
-from stream_consumers.messages import INTERNAL_KEY, Receipt, Shard, now_milliseconds
+from stream_consumers.messages import INTERNAL_KEY, MAX_SEQUENCE, Receipt, Shard, now_milliseconds
 from stream_consumers.options import FileCreation, FileProducerOptions
 from stream_consumers.producer import Producer, undelivered
 from stream_consumers.urls import StreamUrl
@@ -75,12 +82,21 @@ class FileProducer(Producer):
             os.close(self._file)
             raise
 
+    @property
+    def shards(self) -> Collection[Shard]:
+        """The shards of the file."""
+        return self._writer.shards.keys()
+
     def _send(self, shard: Shard, timestamp_ms: int, payload: bytes) -> Receipt:
         with self._lock:
             self._check_not_ended()
             if self._writer.pending_bytes >= COALESCE_BYTES:
                 self._write()
             sequence = self._writer.shards.get(shard, NEW_SHARD).sequence + 1
+            if sequence > MAX_SEQUENCE:
+                raise SizeLimitError(
+                    f"{shard} has no more sequences", remedy="Continue in a new file.", last=sequence - 1
+                )
             self._writer.write(shard, sequence, timestamp_ms, payload, limit=self._options.file_size_limit)
             self._waiting.append(shard)
             if self._writer.pending_bytes >= COALESCE_BYTES:

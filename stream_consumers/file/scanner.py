@@ -7,7 +7,8 @@ on the bytes, never on where the scan began, so that two readers agree:
   checksum is reported as damaged; the scan continues after it.
 * At other bytes that cannot be a frame, the scan loses the framing and continues at the next beacon, which marks where
   the next frame begins. The bytes in between are reported as one damaged region.
-* A frame whose sequence does not grow within its shard is reported as damaged, too.
+* A frame whose sequence does not grow within its shard is reported as damaged, too. So is one whose sequence jumps,
+  unless the next frames prove the jump: no checksum covers the sequence, so a single one must not decide about others.
 * At a frame with a payload longer than :data:`MAX_PAYLOAD_BYTES`, the scan loses the framing, to save memory.
 """
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 import os
 import string
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice, repeat
@@ -49,6 +50,7 @@ from stream_consumers.messages import (
 )
 
 TRAILER_SIZE = 3
+MIN_FRAME_BYTES = 1 + FRAME_FIELDS.size + TRAILER_SIZE
 
 Integers = npt.NDArray[np.int64]
 
@@ -81,6 +83,28 @@ class Damage(NamedTuple):
     shard: Shard | None = None
     sequence: int | None = None
     timestamp_ms: int | None = None
+
+    @property
+    def missing(self) -> int:
+        """The most sequences that the shards can lack because of this damage."""
+        if self.sequence is not None:
+            return 0
+        return 1 if self.shard else max(1, (self.end - self.offset) // MIN_FRAME_BYTES)
+
+
+class Missing(NamedTuple):
+    """How many sequences damage without sequences can explain the lack of.
+
+    Args:
+        total: the sum of :attr:`Damage.missing` so far.
+        before: the sum before the last message of each shard, if it is not 0.
+    """
+
+    total: int = 0
+    before: Mapping[Shard, int] = {}
+
+
+NO_MISSING = Missing()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,7 +148,15 @@ class Run:
 
 
 def read_run(
-    data: bytes, start: int, limit: int, *, stream: str, last: Mapping[Shard, int], span: int, is_checked: bool
+    data: bytes,
+    start: int,
+    limit: int,
+    *,
+    stream: str,
+    last: Mapping[Shard, int] | None,
+    missing: Missing,
+    span: int,
+    is_checked: bool,
 ) -> Run | None:
     """Read intact messages of one stream from ``start`` on, much faster than one by one.
 
@@ -133,7 +165,8 @@ def read_run(
         start: where the first message begins.
         limit: the end of the last possible message.
         stream: the stream key of the messages.
-        last: the last sequence of each shard before them.
+        last: the last sequence of each shard before them; ``None`` accepts all sequences.
+        missing: how many sequences a shard may lack before its first message.
         span: the number of bytes in which the messages begin.
         is_checked: whether to compare checksums, and keep payloads.
 
@@ -175,8 +208,8 @@ def read_run(
         count = _leading(computed == stored)
     numbers, sequences = (fields[name][:count].astype(np.int64) for name in ("number", "sequence"))
     by_shard = _ByShard(stream, numbers, sequences)
-    if (grown := by_shard.grown(last)) < count:
-        count = grown
+    if last is not None and (following := by_shard.following(last, missing)) < count:
+        count = following
         by_shard = _ByShard(stream, numbers[:count], sequences[:count])
     if not count:
         return None
@@ -203,11 +236,16 @@ class _ByShard:
         self._firsts = np.flatnonzero(np.diff(grouped, prepend=-1))
         self._shards = [Shard(stream, number) for number in grouped[self._firsts].tolist()]
 
-    def grown(self, last: Mapping[Shard, int]) -> int:
-        """Return the number of messages before the first one whose sequence does not grow within its shard."""
-        before = np.roll(self._sequences, 1)
-        before[self._firsts] = [last.get(shard, -1) for shard in self._shards]
-        others = self._order[self._sequences <= before]
+    def following(self, last: Mapping[Shard, int], missing: Missing) -> int:
+        """Return the number of messages before the first one whose sequence does not grow, or jumps, within its shard.
+
+        A shard begins with the sequence 0 or 1, and may lack as many sequences as are missing.
+        """
+        steps = np.diff(self._sequences, prepend=0)
+        for place, shard in zip(self._firsts.tolist(), self._shards):
+            sequence = int(self._sequences[place])
+            steps[place] = last.get(shard, -1) < sequence <= _greatest_next(shard, last, missing)
+        others = self._order[steps != 1]
         return int(others.min()) if len(others) else len(self._order)
 
     def _ends(self) -> Integers:
@@ -221,6 +259,11 @@ class _ByShard:
     def counts(self) -> Mapping[Shard, int]:
         """Return the number of messages of each shard."""
         return dict(zip(self._shards, (self._ends() - self._firsts).tolist()))
+
+
+def _greatest_next(shard: Shard, last: Mapping[Shard, int], missing: Missing) -> int:
+    """Return the greatest sequence of the next message of a shard that is no jump."""
+    return max(last.get(shard, -1), 0) + 1 + missing.total - missing.before.get(shard, 0)
 
 
 @lru_cache(maxsize=64)
@@ -247,6 +290,10 @@ MIN_RUN_BYTES = 4096
 MIN_RUN_MESSAGES, MAX_RUN_MESSAGES, MAX_SINGLES = 16, 4096, 256
 # The number of bytes in which a run is searched for after one that ended early, and after a longer one.
 MIN_SPAN, MAX_SPAN = 16 * 1024, 512 * 1024
+# The number of frames after a jump that decide about it, and how many of its shard prove or refute it.
+LOOKAHEAD_FRAMES = 64
+PROVING_FRAMES, REFUTING_FRAMES = 3, 2
+LOOKAHEAD_BYTES = 64 * 1024
 
 
 class _Splice(NamedTuple):
@@ -257,65 +304,23 @@ class _Splice(NamedTuple):
     remaining: int | None
 
 
-class FrameScanner(ClosesOnExit):
-    """Yields the frames of an open ``.ss`` file in order.
+class _FrameReader:
+    """Reads the frames of an open file one by one, whatever their sequences.
 
     Args:
-        path: the file.
-        start: the file offset of a frame or of a beacon between two frames; the first frame by default.
-        previous: the last sequence of each shard before ``start``, to detect sequences that do not grow.
+        file: the file.
+        start: the file offset of a frame or of a beacon between two frames.
         stop: the offset at which to stop reading; the end of the file by default.
-
-    Raises:
-        StreamNotFoundError: the file does not exist.
-        FormatError: the file is not a stream file.
-
-    Example:
-        >>> with FrameScanner("orders.ss") as scanner:
-        ...     [(str(item.shard), item.sequence) for item in scanner]
-        [('orders/0', 1), ('orders/0', 2), ('orders/0', 3)]
+        window: the number of bytes to read at once.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        start: int = HEADER_SIZE,
-        previous: Mapping[Shard, int] | None = None,
-        stop: int | None = None,
-        window: int = WINDOW_BYTES,
-    ) -> None:
-        self._file = OpenStreamFile(path)
-        self.path, self.header = self._file.path, self._file.header
-        self._interval = self.header.beacon_interval
+    def __init__(self, file: OpenStreamFile, *, start: int, stop: int | None, window: int) -> None:
+        self._file = file
+        self._interval = file.header.beacon_interval
         self._stop = stop
         self._window = window
-        self._span, self._pause, self._singles = MAX_SPAN, 1, 0
         self._shards: dict[bytes, dict[int, Shard]] = {}
-        self._last: dict[Shard, int] = dict(previous or {})
         self._reset(start)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-    def seek(self, start: int, previous: Mapping[Shard, int] | None = None) -> None:
-        """Continue at another offset; the arguments are those of the constructor."""
-        self._last = dict(previous or {})
-        self._reset(start)
-
-    def skip_spliced(self, index: int) -> bool:
-        """Continue at the first frame after the beacon with this number, counted from 1.
-
-        Returns:
-            Whether that offset has been written.
-        """
-        self._last = {}
-        self._reset(index * self._interval)
-        self._fill()
-        if self._splices and self._splices[0].remaining == 0:
-            return True
-        return self._resync()
 
     @property
     def offset(self) -> int:
@@ -328,80 +333,17 @@ class FrameScanner(ClosesOnExit):
         size = self._file.size
         return size if self._stop is None else min(size, self._stop)
 
-    @property
-    def incomplete_bytes(self) -> int:
-        """The number of bytes after the last item, which are not a whole frame yet."""
-        return max(0, self.size - self.offset)
-
-    def has_messages_in_tail(self) -> bool:
-        """Return whether intact messages follow the last item, so that the file is damaged, not just unfinished.
-
-        These may be messages that only other programs read, because one of their numbers exceeds our limits. The file
-        is also damaged if more bytes look like messages than can be checked in a short time.
-        """
-        tail = self._file.read(self.offset, min(TAIL_BYTES, self.incomplete_bytes))
-        left = TAIL_BYTES
-        for begin, end in _possible_payloads(tail):
-            if left <= 0 or cdma2000(tail[begin:end]) == int.from_bytes(tail[end : end + 2], "big"):
-                return True
-            left -= max(MIN_RUN_BYTES, end - begin)
-        return False
-
-    def check_in_place(self) -> None:
-        """Check that the open file is still the one at its path, so that new messages will be read.
-
-        Raises:
-            StreamRemovedError: the file was removed, or replaced by another one.
-        """
-        if not self._file.is_in_place:
-            raise self._file.removed("was removed or replaced by another file", read=self.offset)
-
-    def read_bytes(self, item: Frame | Damage) -> bytes:
-        """Return the bytes of an item, with its beacons; of long damage, only the first ones."""
-        return self._file.read(item.offset, min(item.end - item.offset, MAX_FRAME_BYTES))
-
-    def __iter__(self) -> Iterator[Frame | Damage]:
-        """Yield all items up to the current end of the file; iterate again when the file has grown.
-
-        Raises:
-            StreamRemovedError: the file became shorter than the bytes that were read, or was rewritten.
-        """
-        for item in self.blocks(in_runs=False):
-            assert not isinstance(item, Run)
-            yield item
-
-    def blocks(
-        self, *, stop: int | None = None, in_runs: bool = True, is_checked: bool = True
-    ) -> Iterator[Run | Frame | Damage]:
-        """Yield the same items, but successive messages as runs, which is much faster than one by one.
-
-        Args:
-            stop: the end of an item; no run exceeds it.
-            in_runs: whether to yield runs; otherwise messages are yielded one by one.
-            is_checked: whether to compare checksums of runs, and yield their payloads. Otherwise runs include messages
-                with wrong checksums; the offsets of the items are the same.
-
-        Raises:
-            StreamRemovedError: see :meth:`__iter__`.
-        """
-        self._restart_incomplete()
+    def frames(self) -> Iterator[Frame | Damage]:
+        """Yield the items up to the current end of the file."""
         while True:
-            found: Run | Frame | Damage | None = None
-            if in_runs:
-                found = self._read_run(stop, is_checked)
-            found = found or self._next()
+            found = self._next()
             if found is not None:
                 yield found
             elif not self._fill():
                 return
 
-    def _restart_incomplete(self) -> None:
-        """Forget the bytes of an unfinished frame, because an appending producer may have cut and rewritten them."""
-        offset = self.offset
-        self._file.check_kept(offset)
-        self._reset(offset)
-
     def _reset(self, offset: int) -> None:
+        """Continue at a file offset, without the bytes that were read."""
         self._buffer = bytearray()
         self._copy: bytes | None = None
         self._position = 0
@@ -471,49 +413,8 @@ class FrameScanner(ClosesOnExit):
         found = self._read_frame()
         return self._lose_framing(found) if isinstance(found, str) else found
 
-    def _read_run(self, stop: int | None, is_checked: bool) -> Run | None:
-        """Return the intact messages up to the next beacon or other item; ``None`` if there are none."""
-        start = self._position
-        limit = self._splices[0].at if self._splices else len(self._buffer)
-        limit = limit if stop is None else min(limit, stop - self._shift)
-        if self._singles:
-            self._singles -= 1
-            return None
-        body = start + 1 + (self._buffer[start] if start < limit else 0)
-        payload_at = body + FRAME_FIELDS.size
-        if start + MIN_RUN_BYTES > limit or payload_at > limit:
-            return None
-        # A message that is larger than the buffer is not copied at each fill.
-        if payload_at + FRAME_FIELDS.unpack_from(self._buffer, body)[-1] + TRAILER_SIZE > limit:
-            return None
-        shard = self._shard(bytes(self._buffer[start + 1 : start + 1 + self._buffer[start]]), 0)
-        if shard is None or shard.stream == INTERNAL_KEY:
-            return None
-        if self._copy is None:
-            # Slices of bytes can be payloads; slices of the buffer would be copied once more.
-            self._copy = bytes(self._buffer)
-        run = read_run(
-            self._copy, start, limit, stream=shard.stream, last=self._last, span=self._span, is_checked=is_checked
-        )
-        self._adapt(run, min(self._span, limit - start))
-        if run is None:
-            return None
-        self._last.update((shard, last) for shard, (_, last) in run.bounds.items())
-        self._position = run.end
-        return replace(run, offset=run.offset + self._shift, end=run.end + self._shift)
-
-    def _adapt(self, run: Run | None, searched: int) -> None:
-        """Search fewer bytes after a run that ended early; after a short run, read messages one by one for a while."""
-        count, size = (len(run.sizes), run.end - run.offset) if run else (0, 0)
-        is_whole = count == MAX_RUN_MESSAGES or 2 * size >= searched
-        self._span = MAX_SPAN if is_whole else MIN_SPAN
-        if is_whole or count >= MIN_RUN_MESSAGES:
-            self._pause = 1
-        else:
-            self._singles, self._pause = self._pause, min(2 * self._pause, MAX_SINGLES)
-
     def _read_frame(self) -> Frame | Damage | str | None:
-        """Return the frame at the position, ``None`` if it is incomplete, or a reason if it cannot be a frame."""
+        """Return the frame at the position, ``None`` if it is not decided yet, or a reason if it cannot be a frame."""
         buffer, position, splices = self._buffer, self._position, self._splices
         body = position + 1 + (buffer[position] if position < len(buffer) else 0)
         payload_at = body + FRAME_FIELDS.size
@@ -534,31 +435,18 @@ class FrameScanner(ClosesOnExit):
         computed = checksum(payload)
         if stored != computed and buffer[end - 1] != END:
             return "both its checksum and its end are wrong"
-        offset = position + self._shift
-        if spliced:
+        spliced_bytes = sum(splice.size for splice in splices if splice.at < end) if spliced else 0
+        frame = Frame(position + self._shift, end + self._shift + spliced_bytes, shard, sequence, timestamp_ms, payload)
+        found = self._judge(_checked(frame, stored, computed))
+        if found is not None and spliced:
             self._advance(end)
-        else:
+        elif found is not None:
             self._position = end
-        frame = Frame(offset, end + self._shift, shard, sequence, timestamp_ms, payload)
-        return self._check_content(frame, stored, computed)
+        return found
 
-    def _check_content(self, frame: Frame, stored: int, computed: int) -> Frame | Damage:
-        """Return a whole frame, or damage if its content is damaged or its sequence does not grow."""
-        offset, end, shard, sequence, timestamp_ms, _ = frame
-        if frame.is_control:
-            return frame
-        last = self._last.get(shard, -1)
-        if sequence <= last:
-            return Damage(offset, end, f"sequence {sequence} comes after {last} in {shard}: it must grow", shard)
-        if sequence > MAX_SEQUENCE:
-            return Damage(offset, end, f"sequence {sequence} of {shard} is beyond {MAX_SEQUENCE}", shard)
-        self._last[shard] = sequence
-        if stored != computed:
-            reason = f"checksum error: stored {stored:04X}, computed {computed:04X}"
-            return Damage(offset, end, reason, shard, sequence, min(timestamp_ms, MAX_TIMESTAMP_MS))
-        if timestamp_ms > MAX_TIMESTAMP_MS:
-            return Damage(offset, end, f"timestamp {timestamp_ms} ms is after the year 9999", shard, sequence)
-        return frame
+    def _judge(self, found: Frame | Damage) -> Frame | Damage | None:
+        """Return a whole frame, or damage if its sequence is wrong; ``None`` if that is not decided yet."""
+        return found
 
     def _shard(self, key: bytes, shard_id: int) -> Shard | None:
         by_id = self._shards.get(key)
@@ -640,6 +528,317 @@ class FrameScanner(ClosesOnExit):
                 return count, True
             count += 1
         return count, False
+
+
+class FrameScanner(_FrameReader, ClosesOnExit):
+    """Yields the frames of an open ``.ss`` file in order.
+
+    Args:
+        path: the file.
+        start: the file offset of a frame or of a beacon between two frames; the first frame by default.
+        previous: the last sequence of each shard before ``start``; ``None`` if they are not known.
+        missing: how many sequences the shards may lack because of damage before ``start``.
+        streams: the streams whose sequences are checked; by default all streams.
+        stop: the offset at which to stop reading; the end of the file by default.
+        window: the number of bytes to read at once.
+        waits: stop before a jump that the rest of the file neither proves nor refutes, so that what is read does not
+            depend on the size of the file. Otherwise such a jump is accepted.
+
+    Raises:
+        StreamNotFoundError: the file does not exist.
+        FormatError: the file is not a stream file.
+
+    Example:
+        >>> with FrameScanner("orders.ss") as scanner:
+        ...     [(str(item.shard), item.sequence) for item in scanner]
+        [('orders/0', 1), ('orders/0', 2), ('orders/0', 3)]
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        start: int = HEADER_SIZE,
+        previous: Mapping[Shard, int] | None = None,
+        missing: Missing = NO_MISSING,
+        streams: Collection[str] | None = None,
+        stop: int | None = None,
+        window: int = WINDOW_BYTES,
+        waits: bool = False,
+    ) -> None:
+        super().__init__(OpenStreamFile(path), start=start, stop=stop, window=window)
+        self.path, self.header = self._file.path, self._file.header
+        self._span, self._pause, self._singles = MAX_SPAN, 1, 0
+        self._streams, self._waits = streams, waits
+        self._begin(start, previous, missing)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def seek(self, start: int) -> None:
+        """Continue at another offset, which is that of a frame or of a beacon between two frames."""
+        self._begin(start, None)
+
+    def _begin(self, start: int, previous: Mapping[Shard, int] | None, missing: Missing = NO_MISSING) -> None:
+        self._last: dict[Shard, int] = dict(previous or {})
+        self._missing_before = dict(missing.before)
+        self._missing = Missing(missing.total, self._missing_before)
+        # Whether a shard may begin with any sequence; ``None``: the first frames of the file decide.
+        self._is_cut = True if previous is None and start > HEADER_SIZE else None
+        self._reset(start)
+
+    def skip_spliced(self, index: int) -> bool:
+        """Continue at the first frame after the beacon with this number, counted from 1.
+
+        Returns:
+            Whether that offset has been written.
+        """
+        self._begin(index * self._interval, None)
+        self._fill()
+        if self._splices and self._splices[0].remaining == 0:
+            return True
+        return self._resync()
+
+    @property
+    def incomplete_bytes(self) -> int:
+        """The number of bytes after the last item, which are not a whole frame yet."""
+        return max(0, self.size - self.offset)
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the next item is a jump that the rest of the file neither proves nor refutes."""
+        return self._is_undecided
+
+    def has_messages_in_tail(self) -> bool:
+        """Return whether intact messages follow the last item, so that the file is damaged, not just unfinished.
+
+        These may be messages that only other programs read, because one of their numbers exceeds our limits. The file
+        is also damaged if more bytes look like messages than can be checked in a short time.
+        """
+        tail = self._file.read(self.offset, min(TAIL_BYTES, self.incomplete_bytes))
+        left = TAIL_BYTES
+        for begin, end in _possible_payloads(tail):
+            if left <= 0 or cdma2000(tail[begin:end]) == int.from_bytes(tail[end : end + 2], "big"):
+                return True
+            left -= max(MIN_RUN_BYTES, end - begin)
+        return False
+
+    def check_in_place(self) -> None:
+        """Check that the open file is still the one at its path, so that new messages will be read.
+
+        Raises:
+            StreamRemovedError: the file was removed, or replaced by another one.
+        """
+        if not self._file.is_in_place:
+            raise self._file.removed("was removed or replaced by another file", read=self.offset)
+
+    def read_bytes(self, item: Frame | Damage) -> bytes:
+        """Return the bytes of an item, with its beacons; of long damage, only the first ones."""
+        return self._file.read(item.offset, min(item.end - item.offset, MAX_FRAME_BYTES))
+
+    def __iter__(self) -> Iterator[Frame | Damage]:
+        """Yield all items up to the current end of the file; iterate again when the file has grown.
+
+        Raises:
+            StreamRemovedError: the file became shorter than the bytes that were read, or was rewritten.
+        """
+        for item in self.blocks(in_runs=False):
+            assert not isinstance(item, Run)
+            yield item
+
+    def blocks(
+        self, *, stop: int | None = None, in_runs: bool = True, is_checked: bool = True
+    ) -> Iterator[Run | Frame | Damage]:
+        """Yield the same items, but successive messages as runs, which is much faster than one by one.
+
+        Args:
+            stop: the end of an item; no run exceeds it.
+            in_runs: whether to yield runs; otherwise messages are yielded one by one.
+            is_checked: whether to compare checksums of runs, and yield their payloads. Otherwise runs include messages
+                with wrong checksums; the offsets of the items are the same.
+
+        Raises:
+            StreamRemovedError: see :meth:`__iter__`.
+        """
+        self._restart_incomplete()
+        while True:
+            found: Run | Frame | Damage | None = None
+            if in_runs:
+                found = self._read_run(stop, is_checked)
+            found = found or self._next()
+            if found is not None:
+                if isinstance(found, Damage) and self._is_judged(found.shard):
+                    self._missing = self._missing._replace(total=self._missing.total + found.missing)
+                yield found
+            elif self._is_undecided or not self._fill():
+                return
+
+    def _restart_incomplete(self) -> None:
+        """Forget the bytes of an unfinished frame, because an appending producer may have cut and rewritten them."""
+        offset = self.offset
+        self._file.check_kept(offset)
+        self._reset(offset)
+
+    def _reset(self, offset: int) -> None:
+        super()._reset(offset)
+        self._is_undecided = False
+        # Reads the frames after a jump, and those that it has read.
+        self._scout: _FrameReader | None = None
+        self._ahead: deque[Frame | Damage] = deque()
+
+    def _is_judged(self, shard: Shard | None) -> bool:
+        return shard is None or self._streams is None or shard.stream in self._streams
+
+    def _read_run(self, stop: int | None, is_checked: bool) -> Run | None:
+        """Return the intact messages up to the next beacon or other item; ``None`` if there are none."""
+        start = self._position
+        limit = self._splices[0].at if self._splices else len(self._buffer)
+        limit = limit if stop is None else min(limit, stop - self._shift)
+        if self._singles:
+            self._singles -= 1
+            return None
+        body = start + 1 + (self._buffer[start] if start < limit else 0)
+        payload_at = body + FRAME_FIELDS.size
+        if start + MIN_RUN_BYTES > limit or payload_at > limit:
+            return None
+        # A message that is larger than the buffer is not copied at each fill.
+        if payload_at + FRAME_FIELDS.unpack_from(self._buffer, body)[-1] + TRAILER_SIZE > limit:
+            return None
+        shard = self._shard(bytes(self._buffer[start + 1 : start + 1 + self._buffer[start]]), 0)
+        if shard is None or shard.stream == INTERNAL_KEY:
+            return None
+        if self._copy is None:
+            # Slices of bytes can be payloads; slices of the buffer would be copied once more.
+            self._copy = bytes(self._buffer)
+        is_judged = self._is_judged(shard)
+        run = read_run(
+            self._copy,
+            start,
+            limit,
+            stream=shard.stream,
+            last=self._last if is_judged else None,
+            missing=self._missing,
+            span=self._span,
+            is_checked=is_checked,
+        )
+        self._adapt(run, min(self._span, limit - start))
+        if run is None:
+            return None
+        if is_judged:
+            self._last.update((shard, last) for shard, (_, last) in run.bounds.items())
+            if self._missing.total:
+                self._missing_before.update(dict.fromkeys(run.bounds, self._missing.total))
+        self._position = run.end
+        return replace(run, offset=run.offset + self._shift, end=run.end + self._shift)
+
+    def _judge(self, found: Frame | Damage) -> Frame | Damage | None:
+        offset, end, shard, sequence = found.offset, found.end, found.shard, found.sequence
+        is_control = isinstance(found, Frame) and found.is_control
+        if is_control or shard is None or sequence is None or not self._is_judged(shard):
+            return found
+        last = self._last.get(shard, -1)
+        if sequence <= last:
+            return Damage(offset, end, f"sequence {sequence} comes after {last} in {shard}: it must grow", shard)
+        if sequence > _greatest_next(shard, self._last, self._missing):
+            reason = f"sequence {sequence} is not the next one in {shard}"
+            if isinstance(found, Damage):
+                return Damage(offset, end, f"{found.reason}; {reason}", shard)
+            is_proven = self._is_proven(found, last)
+            if is_proven is None:
+                self._is_undecided = True
+                return None
+            if not is_proven:
+                return Damage(offset, end, f"{reason}, and later messages do not follow it", shard)
+        self._last[shard] = sequence
+        if self._missing.total:
+            self._missing_before[shard] = self._missing.total
+        return found
+
+    def _is_proven(self, jump: Frame, last: int) -> bool | None:
+        """Return whether the frames after a jump prove it; ``None`` if more frames must be written to decide.
+
+        A frame that continues the old sequences refutes it, and so do two that are between them and the jump. Three
+        later sequences prove it. What more bytes can no longer change is decided, so that all readers agree.
+        """
+        shard, sequence = jump.shard, jump.sequence
+        explained = _greatest_next(shard, self._last, self._missing)
+        greater = between = count = 0
+        others: set[Shard] = set()
+        for item in self._following(jump.end):
+            count += 1
+            if item.shard is None or item.shard == shard:
+                explained += item.missing if isinstance(item, Damage) and item.shard is None else 1
+            if isinstance(item, Damage):
+                continue
+            if item.shard != shard:
+                if item.shard not in others and (self._last.get(item.shard), item.sequence) == (
+                    sequence - 1,
+                    sequence + 1,
+                ):
+                    # It is the message that the other shard lacks here: its shard is wrong.
+                    return False
+                others.add(item.shard)
+                continue
+            if item.sequence == sequence or last < item.sequence <= min(explained, sequence):
+                return False
+            greater += item.sequence > sequence
+            between += last < item.sequence < sequence
+            if between == REFUTING_FRAMES or greater == PROVING_FRAMES:
+                return between < REFUTING_FRAMES
+        if count == LOOKAHEAD_FRAMES:
+            return not between and (greater > 0 or (last < 0 and self._begins_with_any_sequence()))
+        # A producer that appends must have sequences left.
+        return None if self._waits else not between and sequence <= MAX_SEQUENCE // 2
+
+    def _following(self, offset: int) -> Iterator[Frame | Damage]:
+        """Yield the next frames from ``offset`` on, without payloads; fewer if the file ends before."""
+        ahead = self._ahead
+        while ahead and ahead[0].offset < offset:
+            ahead.popleft()
+        if self._scout is None or (not ahead and self._scout.offset < offset):
+            self._scout = _FrameReader(self._file, start=offset, stop=self._stop, window=LOOKAHEAD_BYTES)
+        yield from tuple(ahead)
+        for item in self._scout.frames() if len(ahead) < LOOKAHEAD_FRAMES else ():
+            if isinstance(item, Damage) or not item.is_control:
+                ahead.append(item._replace(payload=b"") if isinstance(item, Frame) else item)
+                yield ahead[-1]
+            if len(ahead) >= LOOKAHEAD_FRAMES:
+                return
+
+    def _begins_with_any_sequence(self) -> bool:
+        """Return whether the file lacks its oldest messages, so that its shards begin with any sequence."""
+        if self._is_cut is None:
+            reader = _FrameReader(self._file, start=HEADER_SIZE, stop=self._stop, window=LOOKAHEAD_BYTES)
+            whole = (item for item in reader.frames() if isinstance(item, Frame) and not item.is_control)
+            # One of them may be damaged.
+            self._is_cut = all(frame.sequence > PROVING_FRAMES for frame in islice(whole, PROVING_FRAMES))
+        return self._is_cut
+
+    def _adapt(self, run: Run | None, searched: int) -> None:
+        """Search fewer bytes after a run that ended early; after a short run, read messages one by one for a while."""
+        count, size = (len(run.sizes), run.end - run.offset) if run else (0, 0)
+        is_whole = count == MAX_RUN_MESSAGES or 2 * size >= searched
+        self._span = MAX_SPAN if is_whole else MIN_SPAN
+        if is_whole or count >= MIN_RUN_MESSAGES:
+            self._pause = 1
+        else:
+            self._singles, self._pause = self._pause, min(2 * self._pause, MAX_SINGLES)
+
+
+def _checked(frame: Frame, stored: int, computed: int) -> Frame | Damage:
+    """Return a whole frame, or damage if its content is damaged."""
+    offset, end, shard, sequence, timestamp_ms, _ = frame
+    if frame.is_control:
+        return frame
+    if sequence > MAX_SEQUENCE:
+        return Damage(offset, end, f"sequence {sequence} of {shard} is beyond {MAX_SEQUENCE}", shard)
+    if stored != computed:
+        reason = f"checksum error: stored {stored:04X}, computed {computed:04X}"
+        return Damage(offset, end, reason, shard, sequence, min(timestamp_ms, MAX_TIMESTAMP_MS))
+    if timestamp_ms > MAX_TIMESTAMP_MS:
+        return Damage(offset, end, f"timestamp {timestamp_ms} ms is after the year 9999", shard, sequence)
+    return frame
 
 
 def _possible_payloads(data: bytes) -> Iterator[tuple[int, int]]:

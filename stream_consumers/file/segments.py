@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from stream_consumers.batches import Range, add_counts
 from stream_consumers.file.format import HEADER_SIZE
-from stream_consumers.file.scanner import Damage, Frame, Run
+from stream_consumers.file.scanner import NO_MISSING, Damage, Frame, Missing, Run
 from stream_consumers.messages import INTERNAL_KEY, Shard
 from stream_consumers.options import Limits
 
@@ -24,10 +24,17 @@ Bounds = Mapping[Shard, tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """An offset between two frames: every message before it has a sequence below ``positions``."""
+    """An offset between two frames.
+
+    Args:
+        offset: the offset.
+        positions: for each shard of the wanted streams, a sequence above those of all its messages before the offset.
+        missing: how many sequences the shards may lack because of damage before the offset.
+    """
 
     offset: int
     positions: Mapping[Shard, int]
+    missing: Missing = NO_MISSING
 
     def is_before(self, gaps: Mapping[Shard, Range]) -> bool:
         """Return whether no message of ``gaps`` is before this checkpoint."""
@@ -79,7 +86,8 @@ class SegmentScan:
         self._begin = begin
         self._offset = begin.offset
         self._positions = dict(begin.positions)
-        self._ahead: dict[Shard, int] = {}
+        self._missing = self._missing_ahead = begin.missing.total
+        self._missing_before = dict(begin.missing.before)
         # Control messages have no sequences.
         self._streams = streams - {INTERNAL_KEY}
         self._frames, self._span = frames, span
@@ -107,16 +115,26 @@ class SegmentScan:
         self._has_damage = False
 
     def _end_segment(self) -> Segment:
-        begin, self._begin = self._begin, Checkpoint(self._offset, dict(self._positions))
+        begin, self._begin = self._begin, self._checkpoint()
         found = Segment(begin, self._begin, self._bounds, self._counts, self._payload_bytes, self._has_damage)
         self._start_segment()
         return found
 
+    def _checkpoint(self) -> Checkpoint:
+        return Checkpoint(self._offset, dict(self._positions), Missing(self._missing, dict(self._missing_before)))
+
+    def _move(self, shard: Shard, sequence: int) -> None:
+        """Note that a message of a shard was found."""
+        self._positions[shard] = sequence + 1
+        if self._missing:
+            self._missing_before[shard] = self._missing
+
     def _step_run(self, run: Run) -> None:
-        self._positions.update((shard, last + 1) for shard, (_, last) in run.bounds.items())
         self._offset = run.end
         self._messages += len(run.sizes)
         if run.stream in self._streams:
+            for shard, (_, last) in run.bounds.items():
+                self._move(shard, last)
             self._count(run.bounds, run.counts, int(run.sizes.sum()))
 
     def _step(self, item: Frame | Damage) -> None:
@@ -126,15 +144,16 @@ class SegmentScan:
         is_wanted = shard is None or shard.stream in self._streams
         self._messages += 1
         self._has_damage |= isinstance(item, Damage)
-        if shard is not None and sequence is not None:
-            self._ahead[shard] = sequence + 1
-            if is_wanted:
-                self._count({shard: (sequence, sequence)}, {shard: 1}, _payload_bytes(item))
-        if is_wanted:
-            self.open_damage = item if isinstance(item, Damage) and sequence is None else None
+        if is_wanted and isinstance(item, Damage):
+            self._missing_ahead += item.missing
+        if is_wanted and (shard is None or sequence is None):
+            assert isinstance(item, Damage)
+            self.open_damage = item
+        elif is_wanted and shard is not None and sequence is not None:
+            self.open_damage, self._missing = None, self._missing_ahead
+            self._move(shard, sequence)
+            self._count({shard: (sequence, sequence)}, {shard: 1}, _payload_bytes(item))
         if self.open_damage is None:
-            self._positions.update(self._ahead)
-            self._ahead.clear()
             self._offset = item.end
 
     def _count(self, bounds: Bounds, counts: Mapping[Shard, int], payload_bytes: int) -> None:

@@ -10,8 +10,8 @@ import sys
 import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -40,6 +40,35 @@ CONSUMER_CHECK_SECONDS = 0.5
 _log = logging.getLogger(__name__)
 
 
+class ShardLimit:
+    """Admits shards until there are too many.
+
+    Args:
+        streams: the streams of a URL, which share one limit; each other stream has its own.
+        known: the shards that exist.
+        most: the most shards.
+    """
+
+    def __init__(self, streams: Collection[str], known: Iterable[Shard], *, most: int) -> None:
+        self._most = most
+        self._streams = frozenset(streams)
+        self._known = set(known)
+        self._counts = Counter(map(self._owner, self._known))
+
+    def admits(self, shard: Shard) -> bool:
+        """Return whether the shard exists or may be added; if so, it exists from now on."""
+        if shard not in self._known:
+            owner = self._owner(shard)
+            if self._counts[owner] >= self._most:
+                return False
+            self._counts[owner] += 1
+            self._known.add(shard)
+        return True
+
+    def _owner(self, shard: Shard) -> str | None:
+        return None if shard.stream in self._streams else shard.stream
+
+
 @dataclass(eq=False)
 class ConsumerQueue:
     """The messages that were read for one consumer and not delivered yet.
@@ -48,6 +77,7 @@ class ConsumerQueue:
         streams: the streams that the consumer reads.
         group: the consumer's group.
         takes_all: whether it also gets the messages of all other streams.
+        shard_limit: limits the shards that lines may name; ``None`` if they may name any.
         buffer: the messages, oldest first.
         buffered_bytes: the bytes of their payloads.
         is_open: whether the consumer still gets messages.
@@ -56,6 +86,7 @@ class ConsumerQueue:
     streams: frozenset[str]
     group: str | None = None
     takes_all: bool = False
+    shard_limit: ShardLimit | None = None
     buffer: deque[Message] = field(default_factory=deque)
     buffered_bytes: int = 0
     is_open: bool = True
@@ -116,7 +147,14 @@ class StdioBroker:
         with self._changed:
             return self._unclaimed
 
-    def subscribe(self, streams: list[str], group: str | None = None, *, takes_all: bool = False) -> ConsumerQueue:
+    def subscribe(
+        self,
+        streams: list[str],
+        group: str | None = None,
+        *,
+        takes_all: bool = False,
+        shard_limit: ShardLimit | None = None,
+    ) -> ConsumerQueue:
         """Create a queue for the messages of these streams; members of a group are in the order of these calls.
 
         Args:
@@ -124,8 +162,9 @@ class StdioBroker:
             group: the group that shares them.
             takes_all: also get the messages of other streams, if their headers are complete. Lines with a time before
                 1970 are then text, because a file cannot store this time.
+            shard_limit: lines whose shard it does not admit are text, too.
         """
-        queue = ConsumerQueue(frozenset(streams), group, takes_all)
+        queue = ConsumerQueue(frozenset(streams), group, takes_all, shard_limit)
         with self._changed:
             self._known.append(weakref.ref(queue))
             self._named.update(streams)
@@ -237,7 +276,10 @@ class StdioBroker:
         """Return whether a line has a header; text has none, like "[INFO] …" or "[2022-01-02T03:04:05] …" in logs."""
         if (line.timestamp_ms or 0) < 0 and any(queue.takes_all for queue in self._queues):
             return False
-        return line.is_certain or line.stream in self._named
+        if line.stream is None or not (line.is_certain or line.stream in self._named):
+            return False
+        shard = Shard(line.stream, line.shard or 0)
+        return all(queue.shard_limit is None or queue.shard_limit.admits(shard) for queue in self._queues)
 
     def _numbered(self, line: Line, moment: int) -> Message:
         shard = Shard(BROADCAST if line.stream is None else line.stream, line.shard or 0)

@@ -8,11 +8,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from stream_consumers import batches
 from stream_consumers.errors import InvalidOptionError, StreamEndedError
 from stream_consumers.file.producer import FileProducer
-from stream_consumers.messages import Message
+from stream_consumers.messages import Message, Shard
 from stream_consumers.options import FileProducerOptions
-from stream_consumers.stdio.broker import StdioBroker, check_stdio_url, process_broker
+from stream_consumers.stdio.broker import ShardLimit, StdioBroker, check_stdio_url, process_broker
 from stream_consumers.stdio.lines import BROADCAST
 from stream_consumers.urls import StreamUrl
 
@@ -89,7 +90,8 @@ def spool_stdin(
 
     Lines without a stream go to the first stream of the URL. Because a pipe cannot be read again, no line is left out:
     a line whose complete header names another stream is in the file under that name. Timestamps are kept; a file has
-    none before 1970, so a line with such a time becomes a payload with its header. The file assigns the sequences, so
+    none before 1970, so a line with such a time becomes a payload with its header. So does a line whose shard would be
+    one more than a URL may have. The file assigns the sequences, so
     that they are unique whatever the lines contain. When this returns, all messages are on the disk. A killed run
     leaves whole messages, and perhaps an incomplete one, which the next run moves to another file.
 
@@ -123,7 +125,9 @@ def spool_stdin(
     with ExitStack() as opened:
         producer = opened.enter_context(FileProducer(spool_url(url, path), options, is_private=True))
         broker = broker or process_broker()
-        queue = broker.subscribe(list(streams), takes_all=True)
+        # The first stream of the URL gets the lines without a shard.
+        limit = ShardLimit(streams, [*producer.shards, Shard(streams[0])], most=batches.MAX_SHARDS)
+        queue = broker.subscribe(list(streams), takes_all=True, shard_limit=limit)
         opened.callback(broker.unsubscribe, queue)
         _sync_folder(path)
         patience: float | None = IDLE_SECONDS

@@ -9,7 +9,7 @@ import random
 import time
 import tracemalloc
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -223,7 +223,7 @@ def test_batches_of_any_part_of_a_file_by_one_look(tmp_path: Path, seed: int) ->
 @pytest.mark.parametrize("other", [CLICKS, SHARDS[1]], ids=["another stream", "another shard"])
 def test_the_greatest_sequence_of_a_shard_that_is_not_asked_for_ends_no_batch(tmp_path: Path, other: Shard) -> None:
     messages = numbered(10)
-    messages.insert(3, Sent(other, MAX_SEQUENCE, CREATED_MS, b"the greatest"))
+    messages[3:3] = [Sent(other, MAX_SEQUENCE - left, CREATED_MS, b"the greatest") for left in (3, 2, 1, 0)]
     path = write_file(tmp_path / "orders.ss", messages)
     with FileBatchSource(url_of(path)) as source:
         source.extents()
@@ -368,6 +368,110 @@ def test_dead_letters_carry_their_bytes(tmp_path: Path) -> None:
     assert row["payload"] == path.read_bytes()[frame.offset : frame.end]
     assert (row["sequence"], row["timestamp_ms"], row["offset"]) == (3, frame.timestamp_ms, frame.offset)
     assert "checksum" in row["error"]
+
+
+# Flips in the header of a frame, which no checksum covers
+
+
+def field_offset(frame: Frame, bit: int, *, first_bit: int = 0) -> tuple[int, int]:
+    """Where a bit of the shard, the sequence of a frame is, counted from ``first_bit`` on, and its mask."""
+    at = frame.offset + 1 + len(frame.shard.stream) + (first_bit + bit) // 8
+    return at, 0x80 >> (first_bit + bit) % 8
+
+
+def altered(data: bytes, *flips: tuple[int, int]) -> bytes:
+    changed = bytearray(data)
+    for offset, mask in flips:
+        changed[offset] ^= mask
+    return bytes(changed)
+
+
+def rows_of(messages: Iterable[Sent]) -> set[Row]:
+    return {(message.shard.stream, message.shard.id, message.sequence, None) for message in messages}
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("place", [0, 10])
+def test_a_flipped_bit_of_a_sequence_costs_its_message_only(tmp_path: Path, shards: int, place: int) -> None:
+    messages = numbered(40, shards=SHARDS[:shards])
+    path = write_file(tmp_path / "orders.ss", messages, interval=1024 * 1024)
+    data, frame = path.read_bytes(), items(path)[place]
+    assert isinstance(frame, Frame)
+    intact = rows_of(messages) - rows_of([messages[place]])
+    for bit in range(64):
+        if place == 0 and bit == 63:
+            # The sequence 0 is the first one, too.
+            continue
+        path.write_bytes(altered(data, field_offset(frame, bit, first_bit=64)))
+        rows = drain(path, max_records=7, parallelism=2)
+        assert rows == Counter([*intact, (frame.shard.stream, frame.shard.id, None, frame.offset)]), bit
+
+
+def test_a_flipped_bit_of_a_sequence_with_a_wrong_checksum_costs_its_message_only(tmp_path: Path) -> None:
+    messages = numbered(40)
+    path = write_file(tmp_path / "orders.ss", messages, interval=1024 * 1024)
+    data, frame = path.read_bytes(), items(path)[10]
+    for bit in range(64):
+        path.write_bytes(altered(data, field_offset(frame, bit, first_bit=64), (payload_offset(frame), 1)))
+        rows = drain(path, max_records=7, parallelism=2)
+        assert rows == Counter([*(rows_of(messages) - rows_of([messages[10]])), ("orders", 0, None, frame.offset)]), bit
+
+
+def test_a_flipped_bit_of_a_shard_is_found_by_the_shard_that_lacks_the_message(tmp_path: Path) -> None:
+    messages = numbered(40, shards=SHARDS[:2])
+    path = write_file(tmp_path / "orders.ss", messages, interval=1024 * 1024)
+    data, frame = path.read_bytes(), items(path)[30]
+    for bit in range(1, 60):
+        path.write_bytes(altered(data, field_offset(frame, bit)))
+        rows = drain(path, max_records=7, parallelism=2)
+        assert {row for row in rows if row[2] is not None} == rows_of(messages) - rows_of([messages[30]]), bit
+        assert [row[3] for row in rows if row[2] is None] == [frame.offset], bit
+
+
+@pytest.mark.parametrize("first", [7, 10**9, 2**62])
+@pytest.mark.parametrize("step", [1, 1000])
+def test_a_jump_that_a_producer_wrote_is_read(tmp_path: Path, first: int, step: int) -> None:
+    later = [message._replace(sequence=first + step * n) for n, message in enumerate(numbered(30))]
+    for messages in (later, [*numbered(5), *later]):
+        path = write_file(tmp_path / "orders.ss", messages)
+        whole = rows_of(messages)
+        assert drain(path, max_records=7, parallelism=2) == Counter(
+            rows_of(messages[: -file_scanner.PROVING_FRAMES]) if step > 1 else whole
+        )
+        os.utime(path, (1, 1))
+
+
+@pytest.mark.parametrize("seed", range(examples(30)))
+def test_flips_in_headers_stop_no_shard_and_are_read_alike_while_the_file_grows(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    shards = chance.choice([SHARDS[:1], SHARDS[:2], (*SHARDS, CLICKS)])
+    messages = numbered(chance.randrange(20, 150), shards=shards)
+    clean = numbered(160 + len(messages), shards=shards)[len(messages) :]
+    interval = chance.choice([256, 1024, 4096])
+    data = file_bytes([*messages, *clean], interval=interval)
+    path = tmp_path / "orders.ss"
+    path.write_bytes(data)
+    whole = [item for item in items(path) if isinstance(item, Frame)]
+    hit = chance.sample(whole[: len(messages)], chance.randint(1, 4))
+    data = altered(
+        data, *((chance.randrange(frame.offset, frame.offset + 35), 1 << chance.randrange(8)) for frame in hit)
+    )
+    reader = Reader(url_of(path), with_hint=chance.random() < 0.8)
+    for cut in [*sorted(chance.choices(range(HEADER_SIZE, len(data)), k=chance.randrange(6))), len(data)]:
+        path.write_bytes(data[:cut])
+        reader.drain(max_records=chance.choice([3, 1000]))
+    assert reader.rows == drain(path, max_records=1000, parallelism=1)
+    assert set(reader.rows.values()) == {1}
+    regions = [(item.offset, item.end) for item in damages(items(path))]
+    intact = [
+        frame
+        for frame in whole
+        if frame not in hit and not any(begin < frame.end and frame.offset < end for begin, end in regions)
+    ]
+    assert rows_of(Sent(*frame[2:]) for frame in intact if frame.shard.stream == "orders") <= set(reader.rows)
+    assert rows_of(Sent(*frame[2:]) for frame in whole[len(messages) + 70 :] if frame.shard.stream == "orders") <= set(
+        reader.rows
+    )
 
 
 # Appending, truncation, replacement
@@ -581,3 +685,52 @@ def test_a_file_with_more_shards_than_the_ledger_can_keep_is_refused(
         with pytest.raises(UnsupportedError) as caught:
             source.extents()
     assert caught.value.facts["shards"] == 3
+
+
+def test_shards_of_other_streams_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    others = [Shard("clicks", number) for number in range(5)]
+    path = write_file(tmp_path / "orders.ss", [*numbered(2), *numbered(10, shards=others), *numbered(3, first=3)])
+    monkeypatch.setattr(stream_batches, "MAX_SHARDS", 1)
+    reader = Reader(url_of(path))
+    assert reader.drain(max_records=2) == Counter(("orders", 0, n, None) for n in range(1, 6))
+    assert reader.hint is not None
+    assert reader.hint["positions"] == {"orders/0": 6}
+
+
+def test_a_stream_that_the_url_names_later_is_read_from_its_beginning(tmp_path: Path) -> None:
+    """The hint of the batches before has no positions of it."""
+    path = write_file(tmp_path / "orders.ss", numbered(20, shards=(ORDERS, CLICKS)))
+    reader = Reader(url_of(path))
+    reader.drain()
+    reader.url = url_of(path, "orders", "clicks")
+    assert reader.drain() == Counter((stream, 0, n, None) for stream in ("orders", "clicks") for n in range(1, 11))
+
+
+def test_a_jump_at_the_end_waits_for_messages_that_decide(tmp_path: Path) -> None:
+    messages = [*numbered(20), Sent(ORDERS, 2**61, CREATED_MS, b"?")]
+    path = write_file(tmp_path / "orders.ss", messages)
+    os.utime(path, (1, 1))
+    reader = Reader(url_of(path))
+    assert reader.drain() == Counter(rows_of(messages[:-1]))
+    with FileBatchSource(reader.url) as source:
+        source.extents(resume=Resume(reader.positions, reader.hint))
+        assert f"offset {items(path)[-1].offset} " in (source.unreadable_tail() or "")
+    offset = items(path)[-1].offset
+    write_file(path, [*messages, numbered(22)[-1]])
+    assert reader.drain() == Counter([*rows_of(messages[:-1]), ("orders", 0, 22, None), ("orders", 0, None, offset)])
+
+
+@pytest.mark.parametrize("sequence", [2**61, MAX_SEQUENCE])
+def test_a_producer_that_appends_after_a_jump_is_read(tmp_path: Path, sequence: int) -> None:
+    """It must not write sequences that no reader takes."""
+    messages = [*numbered(20), Sent(ORDERS, sequence, CREATED_MS, b"?")]
+    path = write_file(tmp_path / "orders.ss", messages)
+    reader = Reader(url_of(path))
+    reader.drain()
+    for _ in range(3):
+        with FileProducer(url_of(path)) as producer:
+            appended = [producer.send(b"more") for _ in range(3)]
+        reader.drain()
+        assert {("orders", 0, receipt.sequence, None) for receipt in appended} <= set(reader.rows)
+    assert reader.rows == drain(path, max_records=2, parallelism=1)
+    assert len(reader.rows) == 30

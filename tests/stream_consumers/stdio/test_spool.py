@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from stream_assets.cli.main import main
+from stream_consumers import batches as stream_batches
 from stream_consumers.create import StreamSource, create_producer
 from stream_consumers.errors import (
     InvalidOptionError,
@@ -25,7 +27,9 @@ from stream_consumers.errors import (
     StreamNotFoundError,
     UntrustedFileError,
 )
+from stream_consumers.file.batches import FileBatchSource
 from stream_consumers.file.scanner import Frame, FrameScanner
+from stream_consumers.messages import Shard
 from stream_consumers.options import FileProducerOptions
 from stream_consumers.stdio.spool import SpoolResult, default_spool_path, spool_stdin, spool_url
 from stream_consumers.urls import StreamUrl
@@ -298,3 +302,38 @@ def test_ingest_reads_nothing_when_its_words_are_wrong(
     assert code == 1
     assert text in output
     assert [path.name for path in tmp_path.iterdir()] == ["file.txt"]
+
+
+def test_lines_of_more_shards_than_the_ledger_can_keep_are_payloads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the URL's own streams and of others, also in a second run; they stop no stream."""
+    monkeypatch.setattr(stream_batches, "MAX_SHARDS", 3)
+    path = tmp_path / "spool.ss"
+    lines = [
+        b"[2026-01-01T00:00:00 | %b | 1 | %d] x" % (stream, shard)
+        for shard in range(1, 6)
+        for stream in (b"orders", b"noise", b"clicks")
+    ]
+    for half in (lines[:8], lines[8:], [b"plain"]):
+        spool_stdin("stdio:///orders,clicks", path, broker=broker_of(b"\n".join(half)))
+    found = frames(path)
+    assert Counter(frame.shard.stream for frame in found if frame.payload == b"x") == {
+        "noise": 3,
+        "orders": 1,
+        "clicks": 1,
+    }
+    refused = [frame.payload for frame in found if frame.payload != b"x"]
+    assert refused == [
+        *(
+            line
+            for line in lines
+            if b" 1 | 1]" not in line and (b"noise" not in line or b"| 4]" in line or b"| 5]" in line)
+        ),
+        b"plain",
+    ]
+    assert {frame.shard for frame in found if frame.payload != b"x"} == {Shard("orders")}
+    with FileBatchSource(spool_url("stdio:///orders,clicks", path)) as source:
+        assert len(source.extents()) == 3
+    with FileBatchSource(spool_url("stdio:///noise", path)) as source:
+        assert len(source.extents()) == 3
