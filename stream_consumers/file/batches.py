@@ -440,7 +440,9 @@ class FileBatchSource(BatchSource):
         except (ValueError, TypeError, OverflowError, InvalidUrlError):
             # Another version wrote the hint in another form.
             return START, False
-        if not positions or any(resume.positions.get(shard, -1) < end for shard, end in positions.items()):
+        is_possible = all(0 <= count <= total <= offset for count in (0, *missing.before.values()))
+        is_done = all(resume.positions.get(shard, -1) >= end for shard, end in positions.items())
+        if not positions or not is_possible or not is_done:
             return START, False
         if not HEADER_SIZE <= offset <= self._frozen_size or hint.get("tail") != self._tail_checksum(offset):
             return START, True

@@ -242,9 +242,13 @@ class _ByShard:
         A shard begins with the sequence 0 or 1, and may lack as many sequences as are missing.
         """
         steps = np.diff(self._sequences, prepend=0)
-        for place, shard in zip(self._firsts.tolist(), self._shards):
-            sequence = int(self._sequences[place])
-            steps[place] = last.get(shard, -1) < sequence <= _greatest_next(shard, last, missing)
+        firsts = self._sequences[self._firsts]
+        lasts = np.array([last.get(shard, -1) for shard in self._shards], np.int64)
+        greatest = np.maximum(lasts, 0) + 1
+        if missing.total:
+            lacking = [missing.total - missing.before.get(shard, 0) for shard in self._shards]
+            greatest += np.array(lacking, np.int64)
+        steps[self._firsts] = (firsts > lasts) & (firsts <= greatest)
         others = self._order[steps != 1]
         return int(others.min()) if len(others) else len(self._order)
 
@@ -764,21 +768,11 @@ class FrameScanner(_FrameReader, ClosesOnExit):
         shard, sequence = jump.shard, jump.sequence
         explained = _greatest_next(shard, self._last, self._missing)
         greater = between = count = 0
-        others: set[Shard] = set()
         for item in self._following(jump.end):
             count += 1
             if item.shard is None or item.shard == shard:
                 explained += item.missing if isinstance(item, Damage) and item.shard is None else 1
-            if isinstance(item, Damage):
-                continue
-            if item.shard != shard:
-                if item.shard not in others and (self._last.get(item.shard), item.sequence) == (
-                    sequence - 1,
-                    sequence + 1,
-                ):
-                    # It is the message that the other shard lacks here: its shard is wrong.
-                    return False
-                others.add(item.shard)
+            if isinstance(item, Damage) or item.shard != shard:
                 continue
             if item.sequence == sequence or last < item.sequence <= min(explained, sequence):
                 return False

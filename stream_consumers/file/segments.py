@@ -123,18 +123,13 @@ class SegmentScan:
     def _checkpoint(self) -> Checkpoint:
         return Checkpoint(self._offset, dict(self._positions), Missing(self._missing, dict(self._missing_before)))
 
-    def _move(self, shard: Shard, sequence: int) -> None:
-        """Note that a message of a shard was found."""
-        self._positions[shard] = sequence + 1
-        if self._missing:
-            self._missing_before[shard] = self._missing
-
     def _step_run(self, run: Run) -> None:
         self._offset = run.end
         self._messages += len(run.sizes)
         if run.stream in self._streams:
-            for shard, (_, last) in run.bounds.items():
-                self._move(shard, last)
+            self._positions.update((shard, last + 1) for shard, (_, last) in run.bounds.items())
+            if self._missing:
+                self._missing_before.update(dict.fromkeys(run.bounds, self._missing))
             self._count(run.bounds, run.counts, int(run.sizes.sum()))
 
     def _step(self, item: Frame | Damage) -> None:
@@ -151,7 +146,9 @@ class SegmentScan:
             self.open_damage = item
         elif is_wanted and shard is not None and sequence is not None:
             self.open_damage, self._missing = None, self._missing_ahead
-            self._move(shard, sequence)
+            self._positions[shard] = sequence + 1
+            if self._missing:
+                self._missing_before[shard] = self._missing
             self._count({shard: (sequence, sequence)}, {shard: 1}, _payload_bytes(item))
         if self.open_damage is None:
             self._offset = item.end

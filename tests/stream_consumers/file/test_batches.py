@@ -379,6 +379,10 @@ def field_offset(frame: Frame, bit: int, *, first_bit: int = 0) -> tuple[int, in
     return at, 0x80 >> (first_bit + bit) % 8
 
 
+# The number 0 stands for the highest bit.
+BITS = (0, 1, 2, 3, 31, *range(55, 64))
+
+
 def altered(data: bytes, *flips: tuple[int, int]) -> bytes:
     changed = bytearray(data)
     for offset, mask in flips:
@@ -398,7 +402,7 @@ def test_a_flipped_bit_of_a_sequence_costs_its_message_only(tmp_path: Path, shar
     data, frame = path.read_bytes(), items(path)[place]
     assert isinstance(frame, Frame)
     intact = rows_of(messages) - rows_of([messages[place]])
-    for bit in range(64):
+    for bit in BITS:
         if place == 0 and bit == 63:
             # The sequence 0 is the first one, too.
             continue
@@ -411,17 +415,17 @@ def test_a_flipped_bit_of_a_sequence_with_a_wrong_checksum_costs_its_message_onl
     messages = numbered(40)
     path = write_file(tmp_path / "orders.ss", messages, interval=1024 * 1024)
     data, frame = path.read_bytes(), items(path)[10]
-    for bit in range(64):
+    for bit in BITS:
         path.write_bytes(altered(data, field_offset(frame, bit, first_bit=64), (payload_offset(frame), 1)))
         rows = drain(path, max_records=7, parallelism=2)
         assert rows == Counter([*(rows_of(messages) - rows_of([messages[10]])), ("orders", 0, None, frame.offset)]), bit
 
 
-def test_a_flipped_bit_of_a_shard_is_found_by_the_shard_that_lacks_the_message(tmp_path: Path) -> None:
-    messages = numbered(40, shards=SHARDS[:2])
+def test_a_flipped_bit_of_a_shard_costs_its_message_only(tmp_path: Path) -> None:
+    messages = numbered(120, shards=SHARDS[:2])
     path = write_file(tmp_path / "orders.ss", messages, interval=1024 * 1024)
     data, frame = path.read_bytes(), items(path)[30]
-    for bit in range(1, 60):
+    for bit in BITS[1:10]:
         path.write_bytes(altered(data, field_offset(frame, bit)))
         rows = drain(path, max_records=7, parallelism=2)
         assert {row for row in rows if row[2] is not None} == rows_of(messages) - rows_of([messages[30]]), bit
@@ -441,7 +445,7 @@ def test_a_jump_that_a_producer_wrote_is_read(tmp_path: Path, first: int, step: 
         os.utime(path, (1, 1))
 
 
-@pytest.mark.parametrize("seed", range(examples(30)))
+@pytest.mark.parametrize("seed", range(examples(12)))
 def test_flips_in_headers_stop_no_shard_and_are_read_alike_while_the_file_grows(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     shards = chance.choice([SHARDS[:1], SHARDS[:2], (*SHARDS, CLICKS)])
