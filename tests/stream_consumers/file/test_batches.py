@@ -738,3 +738,27 @@ def test_a_producer_that_appends_after_a_jump_is_read(tmp_path: Path, sequence: 
         assert {("orders", 0, receipt.sequence, None) for receipt in appended} <= set(reader.rows)
     assert reader.rows == drain(path, max_records=2, parallelism=1)
     assert len(reader.rows) == 30
+
+
+def test_a_jump_with_a_wrong_checksum_is_a_dead_letter_without_a_sequence(tmp_path: Path) -> None:
+    messages = [*numbered(5), *numbered(20, first=10**6)]
+    path = write_file(tmp_path / "orders.ss", messages, interval=1024 * 1024)
+    frame = items(path)[5]
+    flip(path, payload_offset(frame))
+    rows = drain(path, max_records=7, parallelism=2)
+    assert rows == Counter([*(rows_of(messages) - rows_of([messages[5]])), ("orders", 0, None, frame.offset)])
+
+
+def test_a_gap_that_damage_explains_is_read_at_once_from_a_hint_too(tmp_path: Path) -> None:
+    messages = numbered(90, shards=SHARDS)
+    path = write_file(tmp_path / "orders.ss", messages)
+    whole = items(path)
+    flip(path, whole[30].offset, 0xF0)
+    data = path.read_bytes()
+    (damage,) = damages(items(path))
+    reader = Reader(url_of(path))
+    for frame in whole:
+        if frame.offset >= damage.end:
+            path.write_bytes(data[: frame.end])
+            reader.drain()
+            assert reader.rows == expected(path)
