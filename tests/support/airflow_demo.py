@@ -7,7 +7,6 @@ because there are unread messages.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 import time
@@ -18,7 +17,7 @@ from typing import Any
 from rich.progress import Progress
 
 from spark_jobs.jars import delta_jars
-from stream_assets.cli.demo import DemoFolder, console, covered, print_first_rows, print_result, produce
+from stream_assets.cli.demo import DemoFolder, console, covered, make_empty, print_first_rows, print_result, produce
 from stream_assets.cli.output import progress_bar
 from stream_consumers.display import counted
 from tests.support.airflow_home import AirflowHome
@@ -35,8 +34,8 @@ FILE_POLL_SECONDS = 0.005
 
 def run_demo(folder: DemoFolder) -> int:
     """Run the demo in an empty folder; return 0 only if each message is written exactly once."""
-    shutil.rmtree(folder.path, ignore_errors=True)
-    folder.path.mkdir(parents=True)
+    folder.path.parent.mkdir(parents=True, exist_ok=True)
+    make_empty(folder.path)
     console.print(f"[bold]stream-assets demo on Airflow[/] in {folder.path}", soft_wrap=True)
     home = AirflowHome.make(folder.path / "airflow")
     variables = {"AIRFLOW__CORE__DAGS_FOLDER": str(DAGS), "SHOP": str(folder.path)}

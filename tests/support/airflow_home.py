@@ -42,6 +42,8 @@ class AirflowHome:
             stdout=subprocess.PIPE,
             text=True,
         )
+        # Airflow's files have passwords, and all users can read them.
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         home = cls(folder, (ROOT / made.stdout.strip()).parents[1])
         home.dags.mkdir(parents=True)
         shutil.copy(home.place / "home" / "airflow.db", folder)

@@ -22,7 +22,6 @@ SETTINGS = {
     "AIRFLOW__API__HOST": "127.0.0.1",
     "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
     "AIRFLOW__CORE__PARALLELISM": "2",
-    "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
     "AIRFLOW__DAG_PROCESSOR__PARSING_PROCESSES": "1",
     "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "10",
 }
@@ -79,7 +78,12 @@ def airflow_standalone(home: AirflowHome, **variables: str) -> Iterator[Standalo
 def _started(home: AirflowHome, variables: Mapping[str, str]) -> Iterator[Standalone]:
     port = some_port()
     address, log = f"http://127.0.0.1:{port}", home.folder / "standalone.log"
+    login = {"username": "admin", "password": secrets.token_hex(16)}
+    passwords = home.folder / "passwords.json"
+    passwords.touch(0o600)
+    passwords.write_text(json.dumps({login["username"]: login["password"]}))
     own = {
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(passwords),
         "AIRFLOW__API__PORT": str(port),
         "AIRFLOW__API__BASE_URL": address,
         "AIRFLOW__API_AUTH__JWT_SECRET": secrets.token_hex(32),
@@ -92,13 +96,13 @@ def _started(home: AirflowHome, variables: Mapping[str, str]) -> Iterator[Standa
         stop=signal.SIGINT,
         with_children=True,
     ) as server:
-        token = server.until(lambda: _token(address), seconds=START_SECONDS, what="its API answers")
+        token = server.until(lambda: _token(address, login), seconds=START_SECONDS, what="its API answers")
         yield Standalone(address, token, log)
 
 
-def _token(address: str) -> str:
+def _token(address: str, login: Mapping[str, str]) -> str:
     try:
-        return str(_ask(f"{address}/auth/token")["access_token"])
+        return str(_ask(f"{address}/auth/token", method="POST", body=login)["access_token"])
     except (URLError, ConnectionError, TimeoutError):
         return ""
 

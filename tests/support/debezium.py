@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pyspark
 
-from spark_jobs.jars import java, resolved
+from spark_jobs.jars import resolved
 from tests.support.kafka_broker import COORDINATE, LOGGING, LOGGING_JARS
 from tests.support.postgres import Postgres, postgres_server
-from tests.support.servers import Server, running
+from tests.support.servers import Server, jvm, running
 
 CONNECT = ("org.apache.kafka", "connect-runtime", COORDINATE[2])
 LOGIN = ("org.apache.kafka", "connect-basic-auth-extension", COORDINATE[2])
@@ -92,9 +92,13 @@ def debezium(
     jars = [str(next(shipped.glob(pattern))) for pattern in LOGGING_JARS]
     folders = resolved(CONNECT), resolved(LOGIN, is_alone=True), resolved(DEBEZIUM)
     classes = ":".join([*jars, *(f"{place}/*" for place in folders)])
-    jvm = [java(), "-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
-    jvm += [f"-Dlog4j2.configurationFile={logging}", f"-Djava.security.auth.login.config={logins}", "-cp", classes]
-    command = [*jvm, "org.apache.kafka.connect.cli.ConnectStandalone", str(worker), str(connector)]
+    options = [f"-Dlog4j2.configurationFile={logging}", f"-Djava.security.auth.login.config={logins}"]
+    command = [
+        *jvm(folder, *options, "-cp", classes),
+        "org.apache.kafka.connect.cli.ConnectStandalone",
+        str(worker),
+        str(connector),
+    ]
     with running("Debezium", command, folder / "debezium.log") as server:
         server.until(lambda: server.said("Starting streaming"), seconds=START_SECONDS, what="it follows the log")
         yield server
@@ -118,7 +122,12 @@ def main() -> None:
         database.run(*EXAMPLE)
         with debezium(Path(folder), given.broker, database, "public.customers"), suppress(KeyboardInterrupt):
             print(f"Changes go to kafka://{given.broker}/{PREFIX}.public.customers until Ctrl-C. Make some by:")
-            print(f"psql {database.url}", flush=True)
+            # Every user of the machine can read a command line.
+            password = Path(folder, "pgpass")
+            password.touch(0o600)
+            password.write_text(f"*:*:*:*:{database.password}\n")
+            words = f"-h {database.host} -p {database.port} -U {database.user} {database.database}"
+            print(f"PGPASSFILE={password} psql {words}", flush=True)
             signal.pause()
 
 

@@ -5,17 +5,18 @@ Run it by hand with ``python -m tests.support.kafka_broker --port 9092`` (``make
 
 from __future__ import annotations
 
+import secrets
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyspark
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition, admin
 
-from spark_jobs.jars import java, resolved
-from tests.support.servers import Server, anew, running, serve
+from spark_jobs.jars import resolved
+from tests.support.servers import Server, anew, jvm, running, serve
 
 COORDINATE = ("org.apache.kafka", "kafka_2.13", "4.1.0")
 START_SECONDS = 120.0
@@ -26,16 +27,26 @@ node.id=1
 controller.quorum.bootstrap.servers=127.0.0.1:1
 listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:0,SECURE://127.0.0.1:0
 advertised.listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:0,SECURE://127.0.0.1:0
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURE:SASL_PLAINTEXT
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:SASL_PLAINTEXT,SECURE:SASL_PLAINTEXT
 controller.listener.names=CONTROLLER
-inter.broker.listener.name=PLAINTEXT
+inter.broker.listener.name=SECURE
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+allow.everyone.if.no.acl.found=true
+super.users=User:{administrator}
 sasl.enabled.mechanisms=PLAIN,OAUTHBEARER
+sasl.mechanism.controller.protocol=PLAIN
+sasl.mechanism.inter.broker.protocol=PLAIN
+listener.name.controller.sasl.enabled.mechanisms=PLAIN
+listener.name.controller.plain.sasl.jaas.config=\
+org.apache.kafka.common.security.plain.PlainLoginModule required \
+username="{administrator}" password="{secret}" user_{administrator}="{secret}";
 listener.name.secure.oauthbearer.sasl.jaas.config=\
 org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub="admin";
 listener.name.secure.oauthbearer.sasl.server.callback.handler.class=\
 org.apache.kafka.common.security.oauthbearer.internals.unsecured.OAuthBearerUnsecuredValidatorCallbackHandler
 listener.name.secure.plain.sasl.jaas.config=\
-org.apache.kafka.common.security.plain.PlainLoginModule required user_reader="{password}";
+org.apache.kafka.common.security.plain.PlainLoginModule required \
+username="{administrator}" password="{secret}" user_{administrator}="{secret}" user_reader="{password}";
 log.dirs={folder}/data
 log.retention.ms=-1
 log.cleaner.backoff.ms=200
@@ -70,6 +81,9 @@ appender.console.layout.pattern=%d{HH:mm:ss.SSS} %p %c{1}: %m%n
 logger.settings.name=org.apache.kafka.common.config
 logger.settings.level=warn
 """
+# Who can change settings of the broker can make it read files of the user who runs it.
+ADMINISTRATOR = "administrator"
+FORBIDDEN = ("ALTER", "ALTER_CONFIGS")
 SECURE_USER = "reader"
 SECURE_PASSWORD = "correct-horse-battery"
 
@@ -96,23 +110,26 @@ def kafka_broker(folder: Path, *, port: int = 0) -> Iterator[Listeners]:
 def broker_in(folder: Path, port: int) -> Iterator[Listeners]:
     """The same in a folder of its own; one that ran there before is started again, with its data."""
     config, logging = folder / "server.properties", folder / "log4j2.properties"
-    config.write_text(PROPERTIES.format(port=port, password=SECURE_PASSWORD, folder=folder))
+    secret = secrets.token_hex(16)
+    names = {"administrator": ADMINISTRATOR, "secret": secret, "password": SECURE_PASSWORD}
+    config.touch(0o600)
+    config.write_text(PROPERTIES.format(port=port, folder=folder, **names))
     logging.write_text(LOGGING)
     shipped = Path(pyspark.__file__).parent / "jars"
     jars = [str(next(shipped.glob(pattern))) for pattern in LOGGING_JARS]
     classes = ":".join([*jars, f"{resolved(COORDINATE)}/*"])
-    jvm = [java(), "-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
-    jvm += [f"-Dlog4j2.configurationFile={logging}", "-cp", classes]
+    program = jvm(folder, f"-Dlog4j2.configurationFile={logging}", "-cp", classes)
     prepare = ["kafka.tools.StorageTool", "format", "-t", "stream-assets-tests-000", "-c", str(config), "--standalone"]
     if not (folder / "data").exists():
-        with running("the format of the broker's storage", [*jvm, *prepare], folder / "format.log") as storage:
+        with running("the format of the broker's storage", [*program, *prepare], folder / "format.log") as storage:
             storage.until(
                 lambda: storage.said("Formatting .+"), seconds=START_SECONDS, what="the storage was formatted"
             )
             storage.process.wait(START_SECONDS)
-    with running("the Kafka broker", [*jvm, "kafka.Kafka", str(config)], folder / "broker.log") as server:
+    with running("the Kafka broker", [*program, "kafka.Kafka", str(config)], folder / "broker.log") as server:
         server.until(lambda: server.said("Kafka Server started"), seconds=START_SECONDS, what="its start")
         listeners = Listeners(*(_address(server, name) for name in ("PLAINTEXT", "SECURE")))
+        _forbid_settings(listeners.secure, secret)
         server.until(lambda: _loads_groups(listeners.plain), seconds=START_SECONDS, what="its groups are loaded")
         yield listeners
 
@@ -120,6 +137,21 @@ def broker_in(folder: Path, port: int) -> Iterator[Listeners]:
 def _address(server: Server, listener: str) -> str:
     (port,) = server.said(rf"initial RegisterBrokerRecord .*name='{listener}', host='127.0.0.1', port=(\d+)")
     return f"127.0.0.1:{port}"
+
+
+def _forbid_settings(address: str, secret: str) -> None:
+    """Let only the administrator change the settings of the broker; everybody may do the rest."""
+    kafka: Any = admin  # its names have no types
+    login = {"sasl.mechanism": "PLAIN", "sasl.username": ADMINISTRATOR, "sasl.password": secret}
+    client = kafka.AdminClient({"bootstrap.servers": address, "security.protocol": "SASL_PLAINTEXT", **login})
+    cluster = kafka.ResourceType.BROKER, "kafka-cluster", kafka.ResourcePatternType.LITERAL, "User:*", "*"
+    rules = [("ALL", "ALLOW"), *((operation, "DENY") for operation in FORBIDDEN)]
+    bindings = [
+        kafka.AclBinding(*cluster, kafka.AclOperation[operation], kafka.AclPermissionType[permission])
+        for operation, permission in rules
+    ]
+    for made in client.create_acls(bindings).values():
+        made.result(START_SECONDS)
 
 
 def _loads_groups(address: str) -> bool:

@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psycopg2
@@ -20,6 +20,8 @@ from tests.support.servers import anew, running, some_port
 START_SECONDS = 120.0
 TRIES = 5  # a port may be in use
 USER = "dagster"
+# Only this one can run programs as the user of the server.
+ADMINISTRATOR = "administrator"
 # Debian keeps its programs off the path, and its package makes this user. Postgres refuses to be run by root.
 DEBIAN = Path("/usr/lib/postgresql")
 UNPRIVILEGED = "postgres"
@@ -46,11 +48,6 @@ class Postgres:
             cursor.execute(query)
             return cursor.fetchall()
 
-    def make_database(self) -> None:
-        with closing(self.connection("postgres")) as connection, connection.cursor() as cursor:
-            connection.autocommit = True
-            cursor.execute(f"CREATE DATABASE {self.database}")
-
     def run(self, *statements: str) -> None:
         """Run statements, each in a transaction of its own."""
         with closing(self.connection()) as connection, connection.cursor() as cursor:
@@ -58,10 +55,10 @@ class Postgres:
             for statement in statements:
                 cursor.execute(statement)
 
-    def connection(self, database: str | None = None) -> psycopg2.extensions.connection:
+    def connection(self) -> psycopg2.extensions.connection:
         """A new connection; the caller closes it."""
         return psycopg2.connect(
-            host=self.host, port=self.port, user=self.user, password=self.password, dbname=database or self.database
+            host=self.host, port=self.port, user=self.user, password=self.password, dbname=self.database
         )
 
 
@@ -77,7 +74,15 @@ def postgres_server(*, port: int = 0, logs_changes: bool = False) -> Iterator[Po
         if os.geteuid() == 0:
             for path in (folder, folder / "password"):
                 shutil.chown(path, UNPRIVILEGED, UNPRIVILEGED)
-        options = ["--username", USER, "--pwfile", str(folder / "password"), "--auth", "scram-sha-256", "--no-sync"]
+        options = [
+            "--username",
+            ADMINISTRATOR,
+            "--pwfile",
+            str(folder / "password"),
+            "--auth",
+            "scram-sha-256",
+            "--no-sync",
+        ]
         made = subprocess.run(
             _command("initdb", "--pgdata", str(folder / "data"), *options),
             cwd=folder,
@@ -87,8 +92,12 @@ def postgres_server(*, port: int = 0, logs_changes: bool = False) -> Iterator[Po
         )
         assert made.returncode == 0, made.stdout + made.stderr
         with anew(lambda: _server(folder, password, port, logs_changes), times=TRIES) as server:
-            server.make_database()
-            yield server
+            own = replace(server, password=secrets.token_hex(16))
+            replace(server, user=ADMINISTRATOR, database="postgres").run(
+                f"CREATE ROLE {USER} LOGIN REPLICATION PASSWORD '{own.password}'",
+                f"CREATE DATABASE {own.database} OWNER {USER}",
+            )
+            yield own
 
 
 @contextmanager

@@ -190,4 +190,6 @@ def _is_whole(client: Any, nodes: int) -> bool:
 
 
 if __name__ == "__main__":
-    serve("Redis", 6379, lambda folder, port: redis_server(folder, "--appendonly", "yes", port=port))
+    # Before Redis 7, every user of the machine could let the server write other files.
+    options = ("--appendonly", "yes", "--rename-command", "CONFIG", "")
+    serve("Redis", 6379, lambda folder, port: redis_server(folder, *options, port=port))

@@ -15,9 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from spark_jobs.jars import java
 from tests.support.polling import until
 
 T = TypeVar("T")
+# What a server gets of the environment: a client that it trusts too much could ask it for the rest, such as keys.
+VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "JAVA_HOME", "LD_LIBRARY_PATH", "TZ")
 STOP_SECONDS = 30.0
 TAIL = 4000
 
@@ -75,9 +78,13 @@ def running(
 ) -> Iterator[Server]:
     """A running process; it works in the folder of its log, and gets ``stop`` at the end.
 
+    Without an ``environment`` it gets :data:`VARIABLES`, and a folder for temporary files that no other user can enter.
     It is killed if it does not end within ``stop_seconds``. With ``with_children`` what it has started is killed then,
     too, and does not see a Ctrl-C before.
     """
+    if environment is None:
+        own = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+        environment = {**own, "TMPDIR": str(private_folder(log.parent))}
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
@@ -114,6 +121,19 @@ def anew(start: Callable[[], AbstractContextManager[T]], *, times: int = 2) -> I
                 if not left:
                     raise
         yield started
+
+
+def private_folder(folder: Path) -> Path:
+    """A folder for temporary files, within another one; only this user can enter it."""
+    private = folder / "tmp"
+    private.mkdir(mode=0o700, exist_ok=True)
+    return private
+
+
+def jvm(folder: Path, *options: str) -> list[str]:
+    """How a small JVM starts that has its temporary files, such as libraries that it loads, in this folder."""
+    words = ["-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", f"-Djava.io.tmpdir={private_folder(folder)}"]
+    return [java(), *words, *options]
 
 
 def some_port() -> int:
