@@ -4,8 +4,8 @@ Both follow the commit order of :mod:`spark_jobs.batches`, like a replay, with t
 
  1. They read the dead-letter table, so that the stream need not hold the messages any more. But a redrive into a table
     with a row per key, in the order of positions, needs all later messages, which are merged again after its own.
- 2. A batch replaces exactly the places of its dead letters, in the transaction sequence of the replays. So rows between
-    the places stay, and if two jobs found the same dead letters, one of them has to read them again.
+ 2. A batch replaces exactly the places of its dead letters, in the transaction sequence of ingestion, as a replay does.
+    So rows between the places stay, and if two jobs found the same dead letters, one of them has to read them again.
  3. No progress is stored. The dead letters that still count and are not dismissed are left to do, so that a job that
     was killed is simply run again.
 

@@ -16,7 +16,7 @@ from spark_jobs.dead_letters.table import DeadLetterTable, dead_letter_path
 from spark_jobs.decoding.decoders import Decoder, Raw
 from spark_jobs.decoding.json_decoder import with_rescue
 from spark_jobs.ledger.delta_log import Commit, DeltaLog, MergedRows
-from spark_jobs.ledger.entries import CLAIMS, KEEPER, KeyOrder, LedgerEntry, PlannedFields
+from spark_jobs.ledger.entries import CLAIMS, KEEPER, REPLAYER, KeyOrder, LedgerEntry, PlannedFields
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.ledger.table_rows import last_sequences
 from spark_jobs.table_location import check_location
@@ -354,11 +354,12 @@ class Ingestion:
     def ledger(self) -> Ledger:
         """Return the ledger of the group in the table.
 
-        Everything that merges into a keyed table takes its numbers from one transaction sequence, so that no batch
-        lands that was planned before another one. The keeper of the ledger writes no rows, and has its own.
+        Redrives and replays take their numbers from the transaction sequence of ingestion, as everything does that
+        merges into a keyed table. So no batch that replaces rows lands if it was planned before another one. The keeper
+        of the ledger writes no rows, and has its own.
         """
         log = DeltaLog(self.table, storage_options=self.storage_options)
-        is_shared = self.keys is not None and self.member != KEEPER
+        is_shared = self.member == REPLAYER or (self.keys is not None and self.member != KEEPER)
         return Ledger(log, group=self.group, member=self.shard or self.member, is_shared=is_shared)
 
     def dead_letters(self) -> DeadLetterTable:

@@ -29,8 +29,9 @@ from spark_jobs.ledger.table_rows import ROW_PLACE, in_places, in_ranges
 from spark_jobs.reading.rejection import fail_on_bad_rows
 from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, STREAM_COLUMNS, read_on_driver, read_splits
 from spark_jobs.reading.spark_types import NOT_STORED, has_variant, text
-from spark_jobs.writing.delta_table import only_within, read_table
+from spark_jobs.writing.delta_table import only_within, read_table, unless_changed
 from spark_jobs.writing.failures import (
+    ROWS_CHANGED,
     FailedRowError,
     RejectedRowError,
     UnexplainedError,
@@ -260,7 +261,7 @@ def commit_batch(target: TargetTable, batch: Batch, filtered: FilteredBatch) -> 
     entry = target.entry(batch, messages=sum(filtered.messages.values()), dead=filtered.dead)
     rows, kept = filtered.rows, None
     if entry.write_mode.keeps_last_copies:
-        rows = _with_last_copies(target, rows, filtered.frame, entry)
+        rows = _with_last_copies(target, rows, filtered.frame, entry, version=batch.state.version)
     if entry.write_mode.replaces_dead_letters and not entry.places:
         # Not for a redrive, whose messages are the dead letters themselves.
         kept, count = _last_dead_letters(target, filtered.frame, entry)
@@ -363,20 +364,29 @@ def _last_truncate(target: TargetTable, batch: Batch, entry: LedgerEntry, rows: 
     return last
 
 
-def _with_last_copies(target: TargetTable, rows: DataFrame, frame: DataFrame, entry: LedgerEntry) -> DataFrame:
+def _with_last_copies(
+    target: TargetTable, rows: DataFrame, frame: DataFrame, entry: LedgerEntry, *, version: int
+) -> DataFrame:
     """Add the rows of the range whose messages cannot be read again: they are the last copies.
+
+    Args:
+        target: the table.
+        rows: the rows of the batch.
+        frame: its messages.
+        entry: its ledger entry.
+        version: the version of the table from which it was planned; the write fails if rows of the range come later.
 
     Raises:
         DataLossError: there are some, and ``on_data_loss`` is not ``record``.
     """
     log = target.ledger.log
-    table = read_table(target.spark, log)
+    table = read_table(target.spark, log, version=version)
     last, count = _without_messages(target, table, frame, entry, what="rows")
-    if not count:
-        return rows
-    snapshot = log.snapshot()
-    computed = (snapshot.computed_columns if snapshot else frozenset()) - set(rows.columns)
-    return rows.unionByName(last.select(*map(quoted, table.columns)).drop(*computed), allowMissingColumns=True)
+    if count:
+        snapshot = log.snapshot()
+        computed = (snapshot.computed_columns if snapshot else frozenset()) - set(rows.columns)
+        rows = rows.unionByName(last.select(*map(quoted, table.columns)).drop(*computed), allowMissingColumns=True)
+    return unless_changed(rows, log, version=version, where=in_places(entry.affected), fails=ROWS_CHANGED)
 
 
 def _last_dead_letters(target: TargetTable, frame: DataFrame, entry: LedgerEntry) -> tuple[DataFrame | None, int]:

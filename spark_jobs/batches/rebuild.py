@@ -36,7 +36,6 @@ from tokenize import TokenError
 import pyarrow as pa
 import pyarrow.fs
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
 from spark_jobs.batches.bad_rows import Cached, caching
@@ -73,7 +72,7 @@ from spark_jobs.reading.source import SourceColumns
 from spark_jobs.reading.spark_types import properties
 from spark_jobs.table_folders import check_folder, create_folder
 from spark_jobs.table_location import LOCAL, scheme, sql_name
-from spark_jobs.writing.delta_table import read_table
+from spark_jobs.writing.delta_table import read_table, unless_changed
 from spark_jobs.writing.failures import OTHERS_WROTE, explain
 from stream_consumers.batches import BatchPlan, BatchSource, Range, Resume, hint_with_facts
 from stream_consumers.display import counted
@@ -515,7 +514,7 @@ class _SwapJob(SourceJob):
         if writer.new_partitions is None:
             # Otherwise the staging table has the partitions.
             rows = target.filter.failing_on_changes(rows)
-        rows = self._unless_others_write(rows, batch.state)
+        rows = unless_changed(rows, self.ledger.log, version=batch.state.version, fails=OTHERS_WROTE)
         target.observer(Step.WRITING, batch)
         failure = writer.try_write(rows, entry)
         target.observer(Step.ROWS_WRITTEN, batch)
@@ -585,21 +584,6 @@ class _SwapJob(SourceJob):
         extents = self._source.extents()
         held = {s: part.clamp(Range(extents[s].start, extents[s].end)) for s, part in ranges.items() if s in extents}
         return read_all(self.target.spark, self._source, held, SourceColumns.of(Raw())).select(*ROW_PLACE)
-
-    def _unless_others_write(self, rows: DataFrame, state: LedgerState) -> DataFrame:
-        """Return the same rows, whose write fails if others have changed the number of their rows since the plan.
-
-        An overwrite removes what the table has when Delta begins it, and that may be later than the plan. Delta reads
-        the table for this check in the version whose rows it removes.
-        """
-        spark, log = self.target.spark, self.ledger.log
-        is_own = f.col("_stream").isin(sorted({shard.stream for shard in state.shards}))
-        of_others = ~f.coalesce(is_own, f.lit(False))
-        known = read_table(spark, log, version=state.version).where(of_others).count()
-        fails = f.raise_error(f.lit(OTHERS_WROTE))
-        is_same = f.when(f.count("*") == known, f.lit(True)).otherwise(fails)
-        now = read_table(spark, log).where(of_others).agg(is_same.alias("is_same"))
-        return rows.where(now.scalar())
 
     def _write_letters(self, letters: DataFrame | None, entry: LedgerEntry) -> bool:
         if letters is None or not (entry.dead or entry.lost):

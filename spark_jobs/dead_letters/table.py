@@ -282,7 +282,7 @@ class DeadLetterTable:
         left_out = NotCounting(_united(whole, _whole(self.orphaned(ledger, state))))
         parts = self.scan(ledger.group, left_out, names, where="corrected_by IS NOT NULL", has_corrected=True)
         found = pa.concat_tables([found, *(pa.Table.from_batches([part]) for part in parts)])
-        # All of them are numbered in the transaction sequence of redrives.
+        # All of them have numbers of the transaction sequence of ingestion.
         found = found.sort_by([("_number", "descending"), *((name, "ascending") for name in ROW_PLACE)])
         return found.filter(pa.array(~found.select(list(ROW_PLACE)).to_pandas().duplicated().to_numpy()))
 

@@ -24,7 +24,14 @@ from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.ledger.table_rows import ROW_PLACE, in_places, in_ranges
 from spark_jobs.session import first_line
 from spark_jobs.table_location import LOCAL, S3, scheme, spark_location, sql_name
-from spark_jobs.writing.failures import FOREIGN_PLACE, catalog_unavailable, explain, first_lines
+from spark_jobs.writing.failures import (
+    FOREIGN_PLACE,
+    ROWS_CHANGED,
+    catalog_unavailable,
+    explain,
+    first_lines,
+    said_by_raise_error,
+)
 from spark_jobs.writing.key_history import merge_history
 from spark_jobs.writing.keyed import MAX_LISTED, Keys, merge, purge
 from stream_consumers.batches import Range
@@ -278,11 +285,12 @@ def check_landed(
 def is_conflict(error: BaseException) -> bool:
     """Return whether another commit came first, so that the batch has to be planned again.
 
-    A classic session raises some conflicts as bare Java errors, so the start of a line counts as well as the type.
+    A write of :func:`unless_changed` may have found that. A classic session raises some conflicts as bare Java errors,
+    so the start of a line counts as well as the type.
     """
     if isinstance(error, CONFLICTS):
         return True
-    return any(map(_CONFLICT.match, first_lines(error)))
+    return any(map(_CONFLICT.match, first_lines(error))) or ROWS_CHANGED in said_by_raise_error(error)
 
 
 def log_store_of(spark: SparkSession, table: str) -> str:
@@ -376,6 +384,30 @@ def check_files(log: DeltaLog, version: int) -> None:
             f"TO VERSION AS OF {version - 1}, and set a path or URI that this machine and all executors share. Nothing "
             "was committed to the broker, and the next run reads these messages again.",
         )
+
+
+def unless_changed(rows: DataFrame, log: DeltaLog, *, version: int, where: str = "TRUE", fails: str) -> DataFrame:
+    """Return the same rows, whose write fails if other rows of the table come or go before it.
+
+    A write removes what the table has when Delta begins it, and that may be later than the plan. A RESTORE takes no
+    transaction number, so that the number of the batch is still free. Delta reads the table for this check in the
+    version whose rows it removes.
+
+    Args:
+        rows: the rows to write.
+        log: the log of the table.
+        version: the version from which the batch was planned.
+        where: selects the rows of the table that must not change.
+        fails: the text of the error.
+    """
+    spark = rows.sparkSession
+    # The order of the rows does not matter.
+    places = f.struct(f.count("*"), f.expr("bit_xor(xxhash64(_stream, _shard, _sequence))"))
+    known = read_table(spark, log, version=version).where(where).agg(places.alias("places")).collect()[0]["places"]
+    wanted = f.struct(f.lit(known[0]), f.lit(known[1]).cast("bigint"))
+    is_same = f.when(places.eqNullSafe(wanted), f.lit(True)).otherwise(f.raise_error(f.lit(fails)))
+    now = read_table(spark, log).where(where).agg(is_same.alias("is_same"))
+    return rows.where(now.scalar())
 
 
 def read_table(spark: SparkSession, log: DeltaLog, *, version: int | None = None) -> DataFrame:

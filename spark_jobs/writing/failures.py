@@ -59,6 +59,7 @@ NO_KEY = "a change lacks its key, or the value that orders it:"
 KEY_TWICE = "two rows of one message have the same key:"
 CHANGED_VALUE = "Delta would change the value of a partition column"
 OTHERS_WROTE = "another writer has added or removed rows while the table was made anew"
+ROWS_CHANGED = "rows that this batch replaces have changed since it was planned"
 _OF_A_READ = ("stream_consumers.errors.", "spark_jobs.reading.source.SplitMismatchError: ")
 _GONE = ", and the JVM of Spark does not answer any more"
 _READ_AGAIN = "Nothing of the batch was written; it is read again."
@@ -464,10 +465,15 @@ def _raised_in_python(error: Exception) -> tuple[str, str]:
     return (found[2], found[1]) if found else (public_text(error), "")
 
 
+def said_by_raise_error(error: BaseException) -> list[str]:
+    """Return the texts of ``raise_error()`` in an error."""
+    raised = (head for head in first_lines(error) if _condition(head) == "USER_RAISED_EXCEPTION")
+    return [_CONDITION.sub("", head).partition(" SQLSTATE: ")[0] for head in raised]
+
+
 def _raised_by_us(error: Exception, *, table: str) -> StreamAssetsError | None:
     """Return the error of our own ``raise_error()`` conditions, which hold no value of a row, or ``None``."""
-    raised = (head for head in first_lines(error) if _condition(head) == "USER_RAISED_EXCEPTION")
-    said = [_CONDITION.sub("", head).partition(" SQLSTATE: ")[0] for head in raised]
+    said = said_by_raise_error(error)
     if any(one.startswith((REJECTED, NOT_STORED)) for one in said):
         return RejectedRowError(f"{REJECTED}, for {table}", remedy="The batch is read and counted first.")
     if any(one.startswith(FOREIGN_PLACE) for one in said):

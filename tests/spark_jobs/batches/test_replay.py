@@ -116,7 +116,7 @@ def test_a_replay_by_sequence_replaces_its_range_and_nothing_else(spark: SparkSe
     assert len(before & files_of(folder / "t")) == 2, "the other two batches keep their files"
     after = what.ledger().read()
     assert after.positions == outside.positions
-    assert after.last_number == outside.last_number, "the line of the group goes on where it was"
+    assert after.last_number == outside.last_number + 1, "batches that were planned before it are planned again"
     assert is_right(url, what)
 
 
@@ -182,9 +182,9 @@ def test_dead_letters_of_a_replayed_range_are_replaced(spark: SparkSession, fold
 def test_a_replay_that_was_stopped_goes_on_behind_its_last_batch(spark: SparkSession, folder: Path) -> None:
     url, what = write_stream(folder / "orders.ss", 1000), ingestion(folder / "t")
     ingest(spark, url, what)
-    wanted = between("101", "401")
+    wanted, number = between("101", "401"), what.ledger().read().last_number + 3
     with pytest.raises(CrashError):
-        run_replay(spark, url, what, wanted, Once(Step.WRITING, crash, number=3))
+        run_replay(spark, url, what, wanted, Once(Step.WRITING, crash, number=number))
     with create_producer(url) as producer:
         producer.send(b'{"id": 1000, "user": "late"}', shard=0)
     assert len(run_replay(spark, url, what, wanted)) == 4
@@ -612,14 +612,13 @@ def nothing(rows: DataFrame) -> DataFrame:
 def test_d04_a_replay_without_rows_takes_the_rows_away_and_is_done(lake: Lake) -> None:
     emptied = lake.with_transform(nothing)
     (report,) = emptied.rerun(lake.replay)
-    assert (report.rows, report.replaced, report.entry.number) == (0, 19, 1)
-    app = f"{lake.feed.group}/replay"
-    assert DeltaTable(lake.what.table).transaction_version(app) == 1
+    assert (report.rows, report.replaced, report.entry.number) == (0, 19, 4)
+    assert DeltaTable(lake.what.table).transaction_version(f"{lake.feed.group}/main") == 4
     outside = [number for number in range(MESSAGES) if number not in MIDDLE]
     assert lake.rows() == made(lake.feed, outside)
     assert emptied.rerun(lake.replay) == [], "it is not begun again"
     (report,) = lake.with_transform(new).rerun(replace(lake.replay, id="another"))
-    assert (report.rows, report.replaced, report.entry.number) == (19, 0, 2), "its number is not used again"
+    assert (report.rows, report.replaced, report.entry.number) == (19, 0, 5), "its number is not used again"
     lake.assert_made(by_new=MIDDLE)
 
 
@@ -721,8 +720,8 @@ def test_d06_a_number_that_delta_skips_without_a_word_is_planned_again(lake: Lak
     hijack = Once(Step.WRITING, lambda: fresh.rerun(other))
     (report,) = fresh.rerun(lake.replay, hijack)
     assert hijack.is_done
-    assert (report.entry.number, report.replaced) == (2, 19)
-    assert lake.numbers() == [1, 2]
+    assert (report.entry.number, report.replaced) == (5, 19)
+    assert lake.numbers() == [4, 5]
     lake.assert_made(by_new=MIDDLE)
 
 
@@ -736,7 +735,7 @@ def test_d06_a_replay_that_landed_counts(lake: Lake, monkeypatch: pytest.MonkeyP
     writes.after = FailOnce(error)
     (report,) = lake.with_transform(new).rerun(lake.replay)
     assert writes.outcomes[report.entry.bid] is error
-    assert lake.numbers() == [1]
+    assert lake.numbers() == [4]
     lake.assert_made(by_new=MIDDLE)
 
 
@@ -766,9 +765,9 @@ def test_d07_a_replay_that_a_restore_took_away_is_written_under_new_numbers(lake
     fresh.rerun(lake.replay)
     lake.restore(2)
     assert lake.rows() == made(lake.feed, range(MESSAGES))
-    assert DeltaTable(lake.what.table).transaction_version(f"{lake.feed.group}/replay") == 1
+    assert DeltaTable(lake.what.table).transaction_version(f"{lake.feed.group}/main") == 4
     (report,) = fresh.rerun(lake.replay)
-    assert (report.entry.number, report.rows, report.replaced) == (2, 19, 19), "it is not skipped without a word"
+    assert (report.entry.number, report.rows, report.replaced) == (5, 19, 19), "it is not skipped without a word"
     lake.assert_made(by_new=MIDDLE)
 
 

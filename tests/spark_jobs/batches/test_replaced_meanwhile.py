@@ -1,0 +1,176 @@
+"""What replaces rows takes the place of what was there at its plan: redrives and RESTOREs that come between win."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_jobs.batches.bounds import Bound
+from spark_jobs.batches.dead_letter_jobs import Redrive, RedriveJob
+from spark_jobs.batches.ingest_job import IngestJob
+from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, Step, ignore_steps
+from spark_jobs.batches.job import drain_batches
+from spark_jobs.batches.rebuild import rebuild_events
+from spark_jobs.batches.replay import Replay, ReplayJob, rewind
+from spark_jobs.dead_letters.corrections import Corrections
+from spark_jobs.decoding.json_decoder import Json
+from spark_jobs.writing.keyed import Keys
+from stream_consumers.create import create_producer, open_batch_source
+from stream_consumers.errors import DataLossError, InvalidOptionError
+from stream_consumers.memory import memory_broker
+from stream_consumers.messages import Shard
+from stream_consumers.urls import StreamUrl
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+ORDERS = Shard("orders")
+A, B = b'{"id": 1, "user": "a"}', b'{"id": 1, "user": "b"}'
+
+
+@dataclass
+class Orders:
+    """Messages in memory, of which some are broken or are gone since, and their table."""
+
+    spark: SparkSession
+    folder: Path
+    keys: Keys | None = None
+    name: str = field(default_factory=lambda: f"meanwhile-{uuid4().hex}")
+
+    @property
+    def url(self) -> StreamUrl:
+        return StreamUrl.parse(f"memory://{self.name}/orders")
+
+    @property
+    def what(self) -> Ingestion:
+        decoder = Json("id BIGINT, user STRING")
+        return Ingestion("g", f"{self.folder}/t", decoder, keys=self.keys, retry_seconds=0.0)
+
+    def send(self, *payloads: bytes) -> None:
+        with create_producer(self.url) as producer:
+            for payload in payloads:
+                producer.send(payload)
+        self.drain()
+
+    def lose(self, sequence: int) -> None:
+        messages = memory_broker(self.url).messages[ORDERS]
+        messages[:] = [message for message in messages if message.sequence != sequence]
+
+    def drain(self, observer: Observer = ignore_steps) -> None:
+        with open_batch_source(self.url) as source:
+            list(drain_batches(IngestJob(self.spark, source, self.what, observer=observer)))
+
+    def rewind(self) -> None:
+        with open_batch_source(self.url) as source:
+            rewind(self.spark, source, self.what, Bound(sequence=0))
+
+    def redrive(self, payloads: Mapping[int, bytes]) -> None:
+        own = {(ORDERS, sequence): payload for sequence, payload in payloads.items()}
+        what = Redrive(corrections=Corrections(own, by="ann"))
+        list(drain_batches(RedriveJob(self.spark, self.what, what, url=self.url)))
+
+    def replay(self, observer: Observer = ignore_steps) -> None:
+        with open_batch_source(self.url) as source:
+            list(drain_batches(ReplayJob(self.spark, source, self.what, Replay(), observer=observer)))
+
+    def rebuild(self, observer: Observer = ignore_steps) -> None:
+        with open_batch_source(self.url) as source:
+            list(rebuild_events(self.spark, source, self.what, observer=observer))
+
+    def version(self) -> int:
+        return self.what.ledger().read().version
+
+    def delete(self, sequence: int) -> None:
+        self.spark.sql(f"DELETE FROM delta.`{self.what.table}` WHERE _sequence = {sequence}")
+
+    def restore(self, version: int) -> None:
+        self.spark.sql(f"RESTORE TABLE delta.`{self.what.table}` TO VERSION AS OF {version}").collect()
+
+    def users(self) -> dict[int, str]:
+        rows = self.spark.read.format("delta").load(self.what.table).collect()
+        assert len({row["_sequence"] for row in rows}) == len(rows)
+        return {row["_sequence"]: row["user"] for row in rows}
+
+
+def at(step: Step, act: Callable[[], None], *, kind: str = "", mode: str = "") -> Observer:
+    """Calls ``act`` at the step of the first batch of this kind and mode."""
+    met: list[Step] = []
+
+    def observer(now: Step, batch: Batch | None) -> None:
+        if now is step and not met and batch is not None:
+            own = batch.kind, batch.fields.get("mode", "append")
+            if all(wanted in ("", found) for wanted, found in zip((kind, mode), own, strict=True)):
+                met.append(now)
+                act()
+
+    return observer
+
+
+def order(number: int) -> bytes:
+    return b'{"id": %d, "user": "u%d"}' % (number, number)
+
+
+def test_a_rewound_batch_has_the_correction_that_came_while_it_was_read(spark: SparkSession, folder: Path) -> None:
+    orders = Orders(spark, folder)
+    orders.send(order(0), b"broken", order(2))
+    orders.redrive({1: A})
+    orders.rewind()
+    orders.drain(at(Step.READ, lambda: orders.redrive({1: B}), mode="replace"))
+    assert orders.users() == {0: "u0", 1: "b", 2: "u2"}
+
+
+@pytest.mark.parametrize("keys", [None, Keys(["id"])], ids=["rows", "keys"])
+def test_the_newest_correction_is_in_force_after_a_rebuild_with_other_keys(
+    spark: SparkSession, folder: Path, keys: Keys | None
+) -> None:
+    orders = Orders(spark, folder, keys=None if keys else Keys(["id"]))
+    orders.send(order(0), b"broken", order(2))
+    for _ in range(3):
+        orders.replay()
+    orders.redrive({1: A})
+    orders.drain()
+    orders.keys = keys
+    orders.rebuild()
+    orders.redrive({1: B})
+    orders.drain()
+    assert orders.users() == {0: "u0", 1: "b", 2: "u2"}
+    orders.replay()
+    orders.drain()
+    assert orders.users() == {0: "u0", 1: "b", 2: "u2"}
+
+
+def test_a_rebuild_keeps_the_last_copy_that_a_redrive_makes_before_the_swap(spark: SparkSession, folder: Path) -> None:
+    orders = Orders(spark, folder)
+    orders.send(order(0), b"broken", order(2))
+    orders.lose(1)
+    with pytest.raises((DataLossError, InvalidOptionError)):
+        orders.rebuild(at(Step.PLANNED, lambda: orders.redrive({1: A}), kind="rebuild"))
+    assert orders.users() == {0: "u0", 1: "a", 2: "u2"}
+
+
+@pytest.mark.parametrize("keys", [None, Keys(["id"])], ids=["rows", "keys"])
+def test_a_rebuild_keeps_the_last_copy_that_a_restore_brings_before_the_swap(
+    spark: SparkSession, folder: Path, keys: Keys | None
+) -> None:
+    orders = Orders(spark, folder, keys=keys)
+    orders.send(order(0), order(1), order(2))
+    before = orders.version()
+    orders.delete(1)
+    orders.lose(1)
+    with pytest.raises(InvalidOptionError):
+        orders.rebuild(at(Step.PLANNED, lambda: orders.restore(before), kind="rebuild"))
+    assert orders.users() == {0: "u0", 1: "u1", 2: "u2"}
+
+
+def test_a_replay_keeps_the_last_copy_that_a_restore_brings_before_its_write(spark: SparkSession, folder: Path) -> None:
+    orders = Orders(spark, folder)
+    orders.send(order(0), order(1), order(2))
+    before = orders.version()
+    orders.delete(1)
+    orders.lose(1)
+    with pytest.raises(DataLossError):
+        orders.replay(at(Step.WRITING, lambda: orders.restore(before)))
+    assert orders.users() == {0: "u0", 1: "u1", 2: "u2"}
