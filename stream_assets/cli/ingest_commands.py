@@ -35,7 +35,15 @@ from stream_consumers.batches import Extent, Range
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.create import StreamSource
 from stream_consumers.display import counted
-from stream_consumers.errors import InvalidOptionError, TruncatedTailError
+from stream_consumers.errors import (
+    BrokerError,
+    FormatError,
+    InvalidOptionError,
+    SizeLimitError,
+    StreamAssetsError,
+    StreamRemovedError,
+    TruncatedTailError,
+)
 from stream_consumers.messages import Shard, utc_text
 from stream_consumers.options import AutoStreamReset, ConsumerMode, check_range, choice
 from stream_consumers.stdio.spool import default_spool_path, spool_stdin, spool_url
@@ -146,8 +154,7 @@ def ingest(
     with progress_bar() as progress:
         # Errors of the table and the stream are raised before Spark starts.
         conversion.check(ingestion.ledger().read())
-        if pipe is not None:
-            _spool(pipe, url, progress)
+        failure = _spool(pipe, url, progress) if pipe is not None else None
         with stream.open() as opened:
             result_of(Retries(ingestion.retry_seconds).call(opened.identities), print_waiting)
         task = progress.add_task("starting Spark", total=None)
@@ -165,6 +172,8 @@ def ingest(
     print_rows(rows, as_json=as_json, title=f"{pipeline.source} into {pipeline.table}", empty=empty)
     if interruption is not None:
         raise interruption
+    if failure is not None:
+        raise failure
     if tails:
         raise TruncatedTailError(
             tails[0],
@@ -181,15 +190,21 @@ def _file_of_pipe(url: StreamUrl, table: str, spool: Path | None) -> tuple[Strea
     return url, None
 
 
-def _spool(pipe: StreamUrl, file: StreamUrl, progress: Progress) -> None:
+def _spool(pipe: StreamUrl, file: StreamUrl, progress: Progress) -> StreamAssetsError | None:
+    """Write a pipe into a file; return the error if a part of it cannot be written, to raise it after ingestion."""
     path = Path(file.path)
     path.parent.mkdir(parents=True, exist_ok=True)
     task = progress.add_task("spooled", total=None)
-    spooled = spool_stdin(pipe, path, on_message=lambda message: progress.advance(task))
+    try:
+        spooled = spool_stdin(pipe, path, on_message=lambda message: progress.advance(task))
+    except (BrokerError, FormatError, SizeLimitError, StreamRemovedError) as error:
+        inform(f"note: not all of stdin could be written to {path}; what is in it is ingested first", style="yellow")
+        return error
     note = f"note: wrote {counted(spooled.messages, 'message')} of stdin to {path}"
     if spooled.others:
         note += f", and {counted(spooled.others, 'message')} of other streams, which are not ingested"
     inform(note, style="yellow")
+    return None
 
 
 def _lost(report: BatchReport) -> str | None:

@@ -403,11 +403,12 @@ class FileBatchSource(BatchSource):
                 "shard, and too few messages follow to decide whether it is damaged: the last "
                 f"{scanner.incomplete_bytes} bytes are read when more messages are written"
             )
-        if scanner.incomplete_bytes and scanner.has_messages_in_tail():
+        if scanner.incomplete_bytes and not scanner.has_unfinished_message():
             return (
                 f"{self._path} is damaged at offset {scanner.offset}, and no beacon after it marks where messages "
-                f"begin again: the last {scanner.size - scanner.offset} bytes contain messages that cannot be read. "
-                "They become readable or dead letters when the file grows past its next beacon"
+                f"begin again: the last {scanner.incomplete_bytes} bytes, which may contain messages, cannot be read. "
+                "They become readable or dead letters when the file grows past its next beacon, as it does when a "
+                "producer opens it and sends a message"
             )
         if scanner.incomplete_bytes:
             return (

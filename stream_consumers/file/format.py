@@ -41,6 +41,7 @@ _MARKER_TAIL = struct.Struct(">QQQH")
 _HEADER_TAIL = struct.Struct(">QI")
 EMPTY_BEACON_SIZE = _BEACON_HEAD.size + 1
 _MAX_MARKER_SIZE = 1 + 255 + _MARKER_TAIL.size
+MAX_BEACON_BYTES = EMPTY_BEACON_SIZE + 255 * _MAX_MARKER_SIZE
 
 
 def checksum(data: bytes, start: int = CHECKSUM_START) -> int:

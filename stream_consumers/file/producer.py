@@ -14,7 +14,6 @@ from pathlib import Path
 
 from stream_consumers.errors import (
     BrokerError,
-    FormatError,
     ProducerBusyError,
     SizeLimitError,
     UntrustedFileError,
@@ -32,6 +31,7 @@ _PRIVATE = 0o600
 _OF_OTHERS = 0o077
 _QUEUED = "Free disk space or remove the cause, then flush again; the messages stay queued, in order."
 _DROPPED = "The producer has ended. Check the last message of the file, and send the rest with another producer."
+_NOT_OPENED = "Free disk space or remove the cause, then open the file again."
 _log = logging.getLogger(__name__)
 
 
@@ -39,9 +39,10 @@ class FileProducer(Producer):
     """A producer of a ``.ss`` file; see :class:`stream_consumers.producer.Producer`.
 
     Sequences start at 1 for each shard and grow by one. Appending continues the sequences, removes an end-of-stream
-    message, and cuts off an unfinished last message, whose bytes are saved next to the file with mode 0600. A lock
-    allows one producer of a file at a time. While the file cannot be written (a full disk), sent messages stay queued,
-    in order.
+    message, and cuts off an unfinished last message, whose bytes are saved next to the file with mode 0600. If the last
+    bytes may contain intact messages, they stay in the file, and new messages begin at the next beacon. A lock allows
+    one producer of a file at a time. While the file cannot be written (a full disk), sent messages stay queued, in
+    order.
 
     Args:
         url: ``file://path/to/orders.ss/orders``; ``send`` uses its first stream by default.
@@ -55,7 +56,7 @@ class FileProducer(Producer):
         ProducerBusyError: another producer has the file open.
         FormatError: the file is not a stream file.
         SizeLimitError: from ``send``: the file would exceed its limit; no part of the message is written.
-        BrokerError: from ``flush``, ``close``, or a ``send`` up to a megabyte later: the file cannot be written.
+        BrokerError: the file cannot be written; also from ``flush``, ``close``, or a ``send`` up to a megabyte later.
 
     Example:
         >>> with FileProducer("file://orders.ss/orders") as producer:
@@ -78,6 +79,9 @@ class FileProducer(Producer):
             self._claim()
             size = os.fstat(self._file).st_size
             self._writer = self._continue() if size else self._create()
+        except OSError as error:
+            os.close(self._file)
+            raise BrokerError(f"{self._path} cannot be written: {error}", remedy=_NOT_OPENED) from error
         except BaseException:
             os.close(self._file)
             raise
@@ -204,18 +208,21 @@ class FileProducer(Producer):
                 elif item.shard is not None and item.sequence is not None:
                     state = shards.get(item.shard, NEW_SHARD)
                     shards[item.shard] = state.after(item.sequence, item.timestamp_ms or 0, 0)
-            end, tail = scanner.offset, scanner.incomplete_bytes
-            interval = scanner.header.beacon_interval
-            if tail and scanner.has_messages_in_tail():
-                raise FormatError(
-                    f"{self._path} is damaged before its end, and intact messages follow the damage",
-                    remedy="The file was not changed, to keep these messages. Use a new file, or restore this one.",
-                    offset=end,
-                    bytes_behind=scanner.size - end,
-                )
-        if tail:
+            end, size, interval = scanner.offset, scanner.size, scanner.header.beacon_interval
+            is_unfinished = end == size or scanner.has_unfinished_message()
+        if not is_unfinished:
+            # Readers continue at the next beacon. The hole before it takes no space on the disk.
+            kept, end = size - end, -(-size // interval) * interval
+            _log.warning(
+                "%s is damaged near its end: its last %d bytes stay in it, and new messages begin at offset %d",
+                self._path,
+                kept,
+                end,
+            )
+        elif end < size:
             self._keep_aside(end)
-        end = end if end_of_stream is None else end_of_stream
+        if is_unfinished and end_of_stream is not None:
+            end = end_of_stream
         os.ftruncate(self._file, end)
         return FrameWriter(beacon_interval=interval, offset=end, shards=shards)
 
@@ -232,6 +239,9 @@ class FileProducer(Producer):
                 beside = self._path.with_name(f"{self._path.name}.tail-{end}-{time.time_ns()}")
         try:
             _write_all(saved, os.pread(self._file, size - end, end), 0)
+        except OSError:
+            beside.unlink()
+            raise
         finally:
             os.close(saved)
         _log.warning(

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import islice, repeat
+from itertools import islice, repeat, takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +33,7 @@ from stream_consumers.file.format import (
     END,
     FRAME_FIELDS,
     HEADER_SIZE,
+    MAX_BEACON_BYTES,
     MAX_PAYLOAD_BYTES,
     BeaconError,
     checksum,
@@ -51,6 +52,8 @@ from stream_consumers.messages import (
 
 TRAILER_SIZE = 3
 MIN_FRAME_BYTES = 1 + FRAME_FIELDS.size + TRAILER_SIZE
+MAX_HEAD_BYTES = 1 + 255 + FRAME_FIELDS.size
+_CONTRADICTION = "its length contradicts the next beacon"
 
 Integers = npt.NDArray[np.int64]
 
@@ -284,7 +287,8 @@ def _head(key_bytes: int) -> np.dtype[np.void]:
 
 
 WINDOW_BYTES = 1024 * 1024
-TAIL_BYTES = 64 * 1024 * 1024
+# How many of the bytes after the last item, and of their possible payloads, are searched for messages.
+TAIL_BYTES = 4 * 1024 * 1024
 # For each byte, whether it can be in a stream key.
 _IS_IN_KEY = np.isin(np.arange(256), list(f"{string.ascii_letters}{string.digits}._-".encode()))
 # The longest payload, with room for the key and the other fields.
@@ -414,8 +418,15 @@ class _FrameReader:
             if splices[0].remaining != 0:
                 return self._lose_framing("a beacon is where a message should begin")
             self._shift += splices.popleft().size
-        found = self._read_frame()
+        is_head_spliced = splices and splices[0].at < self._position + MAX_HEAD_BYTES
+        found = _CONTRADICTION if is_head_spliced and self._exceeds_beacons() else self._read_frame()
         return self._lose_framing(found) if isinstance(found, str) else found
+
+    def _exceeds_beacons(self) -> bool:
+        """Return whether a beacon in the head of a message names an end that is too early even for an empty payload."""
+        payload_at = self._position + 1 + self._buffer[self._position] + FRAME_FIELDS.size
+        in_head = takewhile(lambda splice: splice.at < payload_at, self._splices)
+        return any(splice.at + (splice.remaining or 0) < payload_at + TRAILER_SIZE for splice in in_head)
 
     def _read_frame(self) -> Frame | Damage | str | None:
         """Return the frame at the position, ``None`` if it is not decided yet, or a reason if it cannot be a frame."""
@@ -431,7 +442,7 @@ class _FrameReader:
             return f"its payload has {size:,} bytes, which is too long" if shard else "no message begins here"
         spliced = bool(splices) and splices[0].at < end
         if spliced and self._agreeing(0, end)[1]:
-            return "its length contradicts the next beacon"
+            return _CONTRADICTION
         if end > len(buffer):
             return None
         payload = bytes(buffer[payload_at : end - 3])
@@ -614,11 +625,27 @@ class FrameScanner(_FrameReader, ClosesOnExit):
         """Whether the next item is a jump that the rest of the file neither proves nor refutes."""
         return self._is_undecided
 
-    def has_messages_in_tail(self) -> bool:
-        """Return whether intact messages follow the last item, so that the file is damaged, not just unfinished.
+    def has_unfinished_message(self) -> bool:
+        """Return whether the bytes after the last item are the begin of one message, which may be cut off.
 
-        These may be messages that only other programs read, because one of their numbers exceeds our limits. The file
-        is also damaged if more bytes look like messages than can be checked in a short time.
+        A beacon in these bytes can prove it. If there is none, it is uncertain whether the length of the message is
+        damaged, so that intact messages follow; it counts as unfinished if the bytes contain none.
+        """
+        if self._lost:
+            return False
+        try:
+            decode_beacon(self._file.read(self._read_to, min(MAX_BEACON_BYTES, self.size - self._read_to)))
+        except BeaconError:
+            return False
+        after_key = self._position + 1 + (self._buffer[self._position] if self._position < len(self._buffer) else 0)
+        is_proven = bool(self._splices) and after_key + FRAME_FIELDS.size <= len(self._buffer)
+        return is_proven or not self._may_contain_messages()
+
+    def _may_contain_messages(self) -> bool:
+        """Return whether the bytes after the last item contain intact messages.
+
+        These may be messages that only other programs read, because one of their numbers exceeds our limits. The answer
+        is also true if more bytes look like messages than can be checked in a short time.
         """
         tail = self._file.read(self.offset, min(TAIL_BYTES, self.incomplete_bytes))
         left = TAIL_BYTES

@@ -7,6 +7,7 @@ import io
 import logging
 import multiprocessing
 import os
+import random
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,13 +25,14 @@ from stream_consumers.errors import (
     StreamExistsError,
     StreamNotFoundError,
 )
-from stream_consumers.file.format import Header, decode_beacon
+from stream_consumers.file.format import Header, decode_beacon, encode_frame
 from stream_consumers.file.scanner import Frame, FrameScanner
 from stream_consumers.messages import MAX_SHARD, Shard
 from stream_consumers.options import FileCreation, FileProducerOptions, Limits
 from stream_consumers.stdio.broker import StdioBroker
 from stream_consumers.stdio.spool import spool_stdin
 from tests.support.power_cut import Disk, disk
+from tests.support.profiles import examples
 from tests.support.raising import raises_with
 from tests.support.ss_files import (
     END_OF_STREAM,
@@ -274,13 +276,105 @@ def test_a_smaller_message_still_fits(url: str, path: Path) -> None:
     assert sequences(path) == [1, 2]
 
 
-def test_damage_with_whole_messages_behind_it_is_not_cut_off(path: Path, url: str) -> None:
-    write_file(path, numbered(100), interval=1024 * 1024)
+# Bytes at the end that are no message
+
+
+def check_kept_as_damage(path: Path, url: str, data: bytes, *, before: int, interval: int) -> None:
+    """These bytes stay in the file as one region of damage, and messages are appended after it."""
+    create_producer(url).close()
+    opened = path.read_bytes()
+    for _ in range(2):
+        # Without a message, opening the file changes it once.
+        create_producer(url).close()
+        assert path.read_bytes() == opened
+    produce(url, 3)
+    assert sequences(path) == list(range(1, before + 4))
+    (damage,) = damages(items(path))
+    assert path.read_bytes()[: len(data)] == data
+    assert (damage.end - len(data), damage.end % interval) == (-len(data) % interval, 0)
+    assert list(path.parent.glob("*.tail-*")) == []
+
+
+@pytest.mark.parametrize("interval", [1024 * 1024, 64 * 1024 * 1024])
+def test_damage_with_whole_messages_behind_it_is_not_cut_off(path: Path, url: str, interval: int) -> None:
+    write_file(path, numbered(100), interval=interval)
     flip(path, items(path)[50].offset, 0x40)
-    data = path.read_bytes()
-    with pytest.raises(FormatError):
-        create_producer(url)
+    check_kept_as_damage(path, url, path.read_bytes(), before=50, interval=interval)
+
+
+def test_a_broken_last_beacon_is_not_cut_off(path: Path, url: str) -> None:
+    write_file(path, numbered(100))
+    path.write_bytes(path.read_bytes()[:2500])
+    flip(path, 2048)
+    whole = len(sequences(path))
+    check_kept_as_damage(path, url, path.read_bytes(), before=whole, interval=1024)
+
+
+def unfinished(path: Path, size: int, *, interval: int = 1024 * 1024) -> bytes:
+    """Write a file whose last message has the bytes of an intact one in its payload, and is not whole."""
+    hidden, _ = encode_frame(Shard("x"), 1, 1, b"hello")
+    data = file_bytes([*numbered(2), Sent(ORDERS, 3, 5, hidden + b"y" * 2 * size)], interval=interval)[:size]
+    path.write_bytes(data)
+    return data
+
+
+def test_an_unfinished_message_that_contains_a_whole_one_stops_no_producer(path: Path, url: str) -> None:
+    data = unfinished(path, 5000)
+    check_kept_as_damage(path, url, data, before=2, interval=1024 * 1024)
+
+
+@pytest.mark.parametrize("size", [1100, 5000])
+def test_a_beacon_proves_that_a_message_is_unfinished(path: Path, url: str, size: int) -> None:
+    data = unfinished(path, size, interval=1024)
+    offset = items(path)[-1].end
+    produce(url, 1)
+    assert sequences(path) == [1, 2, 3]
+    assert damages(items(path)) == []
+    assert path.with_name(f"orders.ss.tail-{offset}").read_bytes() == data[offset:]
+
+
+@pytest.mark.parametrize("seed", range(examples(20)))
+def test_whatever_the_end_of_a_file_is_all_its_bytes_are_kept_and_messages_are_appended(
+    path: Path, url: str, seed: int
+) -> None:
+    chance = random.Random(seed)
+    interval = chance.choice([128, 1024, 4096])
+    hidden, _ = encode_frame(Shard("x"), 1, 1, b"hello")
+    messages = numbered(chance.randrange(5, 60), size=chance.choice([0, 20, 300]))
+    messages.append(Sent(ORDERS, len(messages) + 1, 5, (hidden + chance.randbytes(50)) * chance.randrange(1, 40)))
+    data = bytearray(file_bytes(messages, interval=interval))
+    del data[max(128, len(data) - chance.randrange(3000)) :]
+    for _ in range(chance.randrange(3)):
+        data[chance.randrange(128, len(data) + 1) - 1] ^= 1 << chance.randrange(8)
+    path.write_bytes(data)
+    before = sequences(path)
+    create_producer(url).close()
+    opened = path.read_bytes()
+    kept = b"".join(found.read_bytes() for found in path.parent.glob("*.tail-*"))
+    assert (opened[: len(data) - len(kept)] + kept)[: len(data)] == data
+    create_producer(url).close()
+    assert path.read_bytes() == opened
+    produce(url, 70)
+    found = sequences(path)
+    assert found[-70:] == list(range(found[-70], found[-70] + 70))
+    assert found[:-70] == before
+
+
+def test_bytes_that_cannot_be_saved_stay_where_they_are(path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pwrite(file: int, data: bytes, offset: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write_file(path, numbered(6))
+    data = path.read_bytes()[:-1]
+    path.write_bytes(data)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", pwrite)
+        with pytest.raises(BrokerError):
+            create_producer(url)
+    assert [found.name for found in path.parent.iterdir()] == [path.name]
     assert path.read_bytes() == data
+    produce(url, 1)
+    assert sequences(path) == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize(
@@ -295,14 +389,7 @@ def test_whole_messages_behind_damage_are_not_cut_off_whatever_their_numbers(
     last = Sent(Shard("orders", number), sequence, timestamp_ms, b"x" * size)
     write_file(path, [*numbered(3), last], interval=1024 * 1024)
     flip(path, items(path)[2].offset, 0x40)
-    data = path.read_bytes()
-    with pytest.raises(FormatError):
-        create_producer(url)
-    assert path.read_bytes() == data
-    # The last message is not whole.
-    path.write_bytes(data[:-1])
-    create_producer(url).close()
-    assert sequences(path) == [1, 2]
+    check_kept_as_damage(path, url, path.read_bytes(), before=2, interval=1024 * 1024)
 
 
 # A disk that takes nothing

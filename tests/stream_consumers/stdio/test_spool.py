@@ -28,6 +28,7 @@ from stream_consumers.errors import (
     UntrustedFileError,
 )
 from stream_consumers.file.batches import FileBatchSource
+from stream_consumers.file.format import encode_frame
 from stream_consumers.file.scanner import Frame, FrameScanner
 from stream_consumers.messages import Shard
 from stream_consumers.options import FileProducerOptions
@@ -223,6 +224,24 @@ def test_an_unfinished_message_is_moved_aside(path: Path, cut: int) -> None:
     assert len(list(path.parent.glob("*.tail-*"))) == 1
 
 
+@pytest.mark.parametrize("line", [b"y" * 5000, encode_frame(Shard("x"), 1, 1, b"hello")[0] + b"y" * 5000])
+@pytest.mark.parametrize("interval", [1024, 1024 * 1024])
+def test_a_killed_write_of_any_line_stops_no_pipe(path: Path, line: bytes, interval: int) -> None:
+    """Nor the messages before it, nor those after it, and no bytes of it are lost."""
+    options = FileProducerOptions(beacon_interval=interval)
+    spool_stdin(ORDERS, path, broker=broker_of(b"one\ntwo\n" + line), options=options)
+    os.truncate(path, path.stat().st_size - 1000)
+    for _ in range(2):
+        assert spool_stdin(ORDERS, path, broker=broker_of(b"three\nfour\n")).messages == 2
+    with FrameScanner(path) as scanner:
+        items = list(scanner)
+    assert [item.payload for item in items if isinstance(item, Frame)] == [b"one", b"two", *2 * [b"three", b"four"]]
+    beside = list(path.parent.glob("*.tail-*"))
+    assert len(items) - 6 + len(beside) == 1
+    kept = path.read_bytes() + b"".join(found.read_bytes() for found in beside)
+    assert b"y" * 500 in kept
+
+
 def test_nothing_is_read_that_cannot_be_written(path: Path) -> None:
     with open_pipe() as pipe, create_producer(f"file://{path}/orders"):
         pipe.write(b"precious")
@@ -276,6 +295,23 @@ def test_ingest_spools_a_pipe_and_reads_the_file(tmp_path: Path, drained: list[S
     assert ingest("--source", "stdio:///orders", "--table", table, "--spool", str(other))[0] == 0
     assert [str(url) for url in drained] == [f"file://{beside}/orders", f"file://{other}/orders"]
     assert [f.payload for f in frames(beside)] == [f.payload for f in frames(other)] == [b"1", b"all", b"2"]
+
+
+def test_what_is_in_the_spool_is_ingested_even_if_no_more_can_be_written(
+    tmp_path: Path, drained: list[StreamUrl], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pwrite(file: int, data: bytes, offset: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    words = ("--source", "stdio:///orders", "--table", f"{tmp_path}/t")
+    assert ingest(*words)[0] == 0
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    code, output = ingest(*words)
+    assert code == 1
+    assert "No space left on device" in output
+    monkeypatch.undo()
+    assert [str(url) for url in drained] == 2 * [f"file://{tmp_path}/t.spool.ss/orders"]
+    assert [frame.payload for frame in frames(tmp_path / "t.spool.ss")] == [b"1", b"all", b"2"]
 
 
 @pytest.mark.parametrize(
