@@ -4,6 +4,8 @@ A stream of Redis says how many messages it ever got, and how many it holds. Wha
 difference, if the number at the position is known; if it is not, what is gone by now is taken for accounted.
 
 An accept sets the position of a shard that lost nothing again, without a batch, when another shard was cut.
+
+A group that claims entries leaves the number to the server, where another client may set it: :func:`claims`.
 """
 
 from __future__ import annotations
@@ -125,7 +127,62 @@ def model(
     return search(Model(init, step, wrong, is_done))
 
 
+def claims(*, checks: bool = True, least: int = SIZE + 1, seen: bool = False) -> Result:
+    """Explore a group whose number another client sets once, higher than it is.
+
+    Args:
+        checks: a number that leaves room for fewer entries than exist after the position counts as unknown.
+        least: the lowest number that the other client sets.
+        seen: no unread message is trimmed before it does, nor until a run looks at the number. (A user may set a higher
+            number to say that trimmed messages are not lost.)
+    """
+    # How many messages were added, trimmed, and delivered; the number at the server; which messages were claimed or
+    # reported; the run: idle, ready to claim, or done; whether the other client may still act; whether the number that
+    # it has set awaits a look.
+    init: State = (0, 0, 0, 0, frozenset(), "idle", True, False)
+
+    def step(st: State) -> Iterator[tuple[str, State]]:
+        added, trimmed, position, number, known, run, may, waits = st
+        first = max(position, trimmed)
+        unread, length = added - first, added - trimmed
+        is_known = not (checks and added - number < unread)
+        if run != "ready":
+            lost = added - (number if is_known else 0) - unread
+            if trimmed > position and lost > 0:
+                told = known | frozenset(range(position, trimmed))
+                yield "a run reports and accounts", (added, trimmed, position, added - unread, told, "idle", may, False)
+            else:
+                now = number if is_known else added - unread
+                believed = unread if checks or trimmed >= position else max(0, min(length, added - now))
+                after = "ready" if believed else "done"
+                yield f"a run finds {believed}", (added, trimmed, position, now, known, after, may, False)
+        elif not unread or (added - number > length and trimmed >= position) or (checks and added - number < 1):
+            yield "the claim is refused", (added, trimmed, position, number, known, "idle", may, waits)
+        else:
+            claimed = (added, trimmed, first + 1, number + 1, known | {first}, "idle", may, waits)
+            yield f"the run claims {first}", claimed
+        run = "idle" if run == "done" else run
+        if added < SIZE:
+            yield "a message is added", (added + 1, trimmed, position, number, known, run, may, waits)
+        if trimmed < added and not (seen and waits):
+            yield "!a message is trimmed", (added, trimmed + 1, position, number, known, run, may, waits)
+        may_now = may and not (seen and trimmed > position)
+        for higher in range(max(least, number + 1), SIZE + 3) if may_now else ():
+            yield f"!another client sets {higher}", (added, trimmed, position, higher, known, run, False, True)
+
+    def wrong(st: State) -> str | None:
+        if st[5] != "done" or st[4] >= frozenset(range(st[0])):
+            return None
+        return "a run ends, and a message is neither claimed nor reported"
+
+    return search(Model(init, step, wrong, lambda st: st[0] == SIZE and st[5] == "done"))
+
+
 VARIANTS = (
+    quick("trusted", "a number that is too high is trusted", "BAD", lambda: claims(checks=False, seen=True)),
+    quick("checked", "a number that contradicts the stream counts as unknown", "PASS", claims),
+    quick("seen", "and is seen before the next trim, however high it is", "PASS", lambda: claims(least=1, seen=True)),
+    quick("unseen", "as many are trimmed unseen as it is too high by", "BAD", lambda: claims(least=1)),
     quick("kept", "what is known at the origin is said with it, and a RESTORE keeps it", "PASS", model),
     quick("unsaid", "the commit with the origin does not say it", "BAD", lambda: model(says=False)),
     quick("not-kept", "a RESTORE to before that commit forgets it", "BAD", lambda: model(keeps=False)),
