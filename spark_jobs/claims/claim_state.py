@@ -440,16 +440,16 @@ def moved_forwards(claims: RedisClaims, skipped: Mapping[Shard, SkippedEntries])
 
 
 def _count_forgotten(claims: RedisClaims, uncounted: Mapping[Shard, TrimmedEntries]) -> DataLossError:
-    """Return the error about entries that may be lost, because Redis has forgotten how many the group has read."""
+    """Return the error about entries that may be lost, because Redis does not know how many the group has read."""
     shard, part = min(uncounted.items())
     group = claims.group.name
     words = quoted_words(claims.server.key(shard), group)
     return DataLossError(
-        f"Redis has forgotten how many entries of {shard} at {claims.url} group {group!r} has read, and entries from "
+        f"Redis does not know how many entries of {shard} at {claims.url} group {group!r} has read, and entries from "
         f"{part.start} to {part.end} may have been trimmed or deleted before the group wrote them",
         remedy=f"If none is lost, set the count: XGROUP SETID {words} {id_before(part.position)} ENTRIESREAD "
         f"{part.entries}. If some are, set it lower by their number. Or set on_data_loss='record' to continue, and "
-        "record the range in the table's log and dead letters. Always give ENTRIESREAD to XGROUP SETID and CREATE.",
+        "record the range in the table's log and dead letters. Always give the right ENTRIESREAD to XGROUP SETID.",
         position=part.position,
         count=part.entries,
     )

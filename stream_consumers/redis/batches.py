@@ -556,10 +556,8 @@ class RedisBatchSource(BatchSource):
                 counted[shard] = 0
                 continue
             known = self._facts_at(shard, gap.start)
-            if gap.end >= facts.end and facts.first_or_end >= gap.start:
-                counted[shard] = facts.length
-            elif gap.end >= facts.end and facts.added is not None and known is not None:
-                counted[shard] = max(0, min(facts.length, facts.added - known.added))
+            if gap.end >= facts.end:
+                counted[shard] = self.server.count_unread(shard, gap.start, facts, known.added if known else None)
             else:
                 counted[shard] = self.server.count(shard, gap.start, gap.end, length=facts.length)
         return counted

@@ -307,11 +307,13 @@ class RedisGroup:
         if below is not None and below <= 1:
             return
         key, start, end = self.key(shard), BEGIN, "+" if below is None else to_id(below - 1)
+        idle = ["IDLE", idle_ms] if idle_ms else []
+        # The client has a method for this, but it drops an empty name, which is the name of a consumer too.
+        holder = [] if consumer is None else [consumer]
         while True:
+            words = ["XPENDING", key, self.name, *idle, start, end, page_size, *holder]
             with self._explained(f"reading the pending entries of {shard}", [key]):
-                listed = self.server.connection.xpending_range(
-                    key, self.name, start, end, page_size, consumer, idle_ms or None
-                )
+                listed = self.server.connection.execute_command(*words, parse_detail=True)
             if not listed:
                 return
             yield [PendingEntry(found["message_id"], int(found["times_delivered"])) for found in listed]

@@ -90,9 +90,9 @@ return {count, last, is_end(KEYS[1], last, ARGV[2])}
 
 # Deliver at most ARGV[4] new entries up to the id ARGV[3], of at most ARGV[5] bytes (with ARGV[6], at least one entry
 # of any size), to the name ARGV[2] of group ARGV[1]. Nothing is delivered while entries that were trimmed unread are
-# not accounted for, or while Redis 7 has no count to detect them, or if the sentinel ARGV[7] is not in the group, or if
-# another client has moved the group: its position is neither ARGV[8] (empty if unknown) nor a pending entry, and all
-# members are members in claim mode.
+# not accounted for, or while Redis 7 has no possible count to detect them, or if the sentinel ARGV[7] is not in the
+# group, or if another client has moved the group: its position is neither ARGV[8] (empty if unknown) nor a pending
+# entry, and all members are members in claim mode.
 # Returns {is full, is refused, bytes, ids}.
 CLAIM_NEW = (
     _FIELDS
@@ -134,13 +134,16 @@ for page in pages(key, '(' .. last, ARGV[3], tonumber(ARGV[4])) do
   if full == 1 then break end
 end
 if count == 0 then return {full, 0, 0, {}} end
+-- Another client has set the count so high that these entries could not exist.
+if added and added - read < count then return {0, 1, 0, {}} end
 local ids = {}
 for _, entry in ipairs(redis.call('XREADGROUP', 'GROUP', group, name, 'COUNT', count, 'STREAMS', key, '>')[1][2]) do
   ids[#ids + 1] = entry[1]
 end
 if read then
-  -- Redis stops counting if a later entry was deleted, and then losses could not be detected.
-  redis.call('XGROUP', 'SETID', key, group, ids[#ids], 'ENTRIESREAD', read + #ids)
+  -- Redis stops counting if a later entry was deleted, and then losses could not be detected. The text of a large
+  -- number has an exponent by default. Whatever happens here, the entries are claimed.
+  redis.pcall('XGROUP', 'SETID', key, group, ids[#ids], 'ENTRIESREAD', string.format('%.0f', read + #ids))
 end
 return {full, 0, bytes, ids}
 """
@@ -249,13 +252,13 @@ elseif added and (start == '$' or #redis.call('XRANGE', key, '(' .. start, '+', 
 elseif added and #redis.call('XRANGE', key, '-', start, 'COUNT', 1) == 0 then
   read = added - info['length']
 end
-if read then redis.call('XGROUP', 'SETID', key, ARGV[1], start, 'ENTRIESREAD', read) end
+if read then redis.call('XGROUP', 'SETID', key, ARGV[1], start, 'ENTRIESREAD', string.format('%.0f', read)) end
 return 1
 """
 )
 
 # Count entries that were trimmed unread as read, unless another client has moved or counted the group meanwhile.
-# ARGV: the group, its expected position, its expected count (empty if unknown), and the new count.
+# ARGV: the group, its expected position, its expected count (empty if unknown), and the new count (empty to forget it).
 COUNT_AS_READ = (
     _FIELDS
     + """
@@ -264,7 +267,9 @@ for _, listed in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
   -- As numbers: the text of a large one has an exponent. An unknown count is nil, or false.
   local is_same = (info['entries-read'] or nil) == tonumber(ARGV[3])
   if info['name'] == ARGV[1] and info['last-delivered-id'] == ARGV[2] and is_same then
-    redis.call('XGROUP', 'SETID', KEYS[1], ARGV[1], ARGV[2], 'ENTRIESREAD', ARGV[4])
+    local command = {'XGROUP', 'SETID', KEYS[1], ARGV[1], ARGV[2]}
+    if ARGV[4] ~= '' then command[6], command[7] = 'ENTRIESREAD', ARGV[4] end
+    redis.call(unpack(command))
     return 1
   end
 end

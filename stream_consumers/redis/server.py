@@ -46,6 +46,8 @@ PAGE_SIZE = 1000
 FACTS_PAGE_SIZE = 100
 COUNT_PAGE_SIZE = 5000
 MAX_COUNT_PAGES = 400
+# Entries after a position that are counted one by one at each look at a stream, even if there is a count of the reads.
+EXACT_COUNT = 10_000
 CLUSTER_WAIT_SECONDS = 0.01
 REMOVAL_CHECK_SECONDS = 5.0
 # The most streams of one check for removals; with more streams, a full round takes several checks.
@@ -358,6 +360,27 @@ class RedisConnection:
             found, pages = found + count, pages + 1
             place = None if are_all else f"({last.decode()}"
         return found
+
+    def count_unread(self, shard: Shard, position: int, facts: StreamFacts, read: int | None) -> int:
+        """Count the entries from a position on; never 0 while there is one.
+
+        The result is exact if the count of the reads leaves few entries, because that count may be too high: another
+        client may have set it, or the stream is a copy. Otherwise it is an upper bound.
+
+        Args:
+            shard: the shard.
+            position: the first sequence.
+            facts: the facts about the stream.
+            read: the count of the entries added before the position, if known.
+        """
+        if facts.last is None or facts.last < position:
+            return 0
+        if facts.first_or_end >= position:
+            return facts.length
+        left = 0 if facts.added is None or read is None else facts.added - read
+        if left >= min(EXACT_COUNT, facts.length):
+            return min(left, facts.length)
+        return self.count(shard, position, facts.end, length=facts.length)
 
     def read(
         self, connection: Any, command: Sequence[object], after: Mapping[bytes, str], *, seconds: float

@@ -1,8 +1,8 @@
-"""Groups in claim mode whose count of read entries Redis has forgotten: what was trimmed unread is not forgotten."""
+"""Groups in claim mode whose count of read entries is forgotten or too high: what was trimmed unread is reported."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -18,6 +18,7 @@ from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset, ErrorPolicy
 from stream_consumers.redis.claims import ClaimedEntries, ClaimName
 from stream_consumers.redis.entries import to_sequence
+from stream_consumers.redis.server import StreamFacts
 from tests.support.redis_tables import Stream
 from tests.support.written_log import WrittenLog, made_entry
 
@@ -209,6 +210,79 @@ def test_a_forgotten_count_is_no_loss_where_nothing_can_be_gone(stream: ClaimedS
     stream.add_entries(10)
     stream.trim(3)
     assert stream.lost() == Range(stream.after(9), to_sequence(stream.ids[-3])), "it is counted again"
+
+
+@pytest.mark.parametrize("read", [11, 20, 21, 1000, 2**63 - 1])
+def test_a_count_that_is_too_high_hides_no_entry(stream: ClaimedStream, read: int) -> None:
+    """Another client has set it; ten entries were read, and ten are not. Nothing is claimed before it is corrected."""
+    stream.add_entries(10)
+    stream.move(9, "ENTRIESREAD", read)
+    with stream.source.claims(stream.group) as claims:
+        assert claims.backlog()[stream.shard] == (10, 0)
+    assert stream.lost() is None
+    assert stream.claim() == 0
+    assert stream.client.xpending(stream.key, stream.group)["pending"] == 0
+    stream.check(NO_SPARK)
+    assert stream.read() == 10
+    stream.trim(4)
+    assert_reported(stream, stream.after(9), to_sequence(stream.ids[16]))
+
+
+@pytest.mark.parametrize(("left", "read"), [(0, 21), (0, 2**63 - 1), (4, 17), (4, 1000)])
+def test_entries_that_were_trimmed_under_a_count_that_is_too_high_are_reported(
+    stream: ClaimedStream, left: int, read: int
+) -> None:
+    stream.add_entries(10)
+    stream.move(9, "ENTRIESREAD", read)
+    stream.trim(left)
+    assert_reported(stream, stream.after(9), to_sequence(stream.ids[16]) if left else stream.after(19))
+    assert stream.read() is None, "it hides nothing later either"
+    stream.move(9, "ENTRIESREAD", 20 - left)
+    stream.check(NO_SPARK)
+    assert stream.claim() == left
+
+
+def test_a_trimmed_stream_that_was_copied_with_the_count_of_its_group_is_read(stream: ClaimedStream) -> None:
+    """The copy has never had the entries that were trimmed before it was made."""
+    stream.add_entries(10)
+    stream.trim(12)
+    old: list[tuple[bytes, dict[bytes, bytes]]] = stream.client.xrange(stream.key)
+    stream.client.delete(stream.key)
+    for entry_id, fields in old:
+        stream.client.xadd(stream.key, fields, id=entry_id)
+    stream.client.xgroup_create(stream.key, stream.group, id=stream.ids[9], entries_read=10)
+    with stream.source.claims(stream.group) as claims:
+        claims.group.enter_claim_mode(stream.shard)
+        assert claims.backlog()[stream.shard].unread == 10
+    stream.check(NO_SPARK)
+    assert (stream.lost(), stream.read()) == (None, 2)
+    assert stream.claim() == 10
+
+
+def test_the_remedy_of_a_group_that_was_moved_back_has_no_count_that_is_too_high(stream: ClaimedStream) -> None:
+    stream.add_entries(10)
+    stream.claim()
+    stream.move(9, "ENTRIESREAD", 1000)
+    with pytest.raises(SourceRecreatedError) as error:
+        stream.check(NO_SPARK)
+    assert "ENTRIESREAD" not in error.value.remedy
+
+
+def test_an_entry_that_is_delivered_during_the_look_does_not_make_the_count_appear_too_high(
+    stream: ClaimedStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with stream.source.claims(stream.group) as claims:
+        facts_of = claims.server.facts_of
+
+        def looked(shards: Iterable[Shard]) -> Mapping[Shard, StreamFacts | None]:
+            found = facts_of(shards)
+            stream.add_entries(1)
+            stream.read_as("worker-1", 1)
+            return found
+
+        monkeypatch.setattr(claims.server, "facts_of", looked)
+        claims.count_reads(frozenset((stream.shard,)))
+    assert stream.read() == 11
 
 
 @pytest.mark.slow

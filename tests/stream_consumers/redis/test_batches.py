@@ -142,6 +142,15 @@ def test_what_is_trimmed_after_the_look_is_lost_for_the_plan_and_for_no_later_on
     assert reader.lost() == {}
 
 
+def test_a_server_that_has_counted_too_few_entries_hides_none(reader: Reader) -> None:
+    """As on a copy of a trimmed stream, to which entries were added since: six were ever added, and six were read."""
+    reader.trim(5)
+    last = reader.client.xinfo_stream(reader.name)["last-generated-id"]
+    reader.client.execute_command("XSETID", reader.name, last, "ENTRIESADDED", 6)
+    with RedisBatchSource(reader.url) as source:
+        assert source.count(reader.gap(source)) == {reader.shard: 4}
+
+
 def test_a_loss_between_two_batches_of_a_run_is_of_the_second(reader: Reader) -> None:
     reader.add(20)
     with RedisBatchSource(reader.url) as source:

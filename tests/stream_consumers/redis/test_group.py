@@ -93,6 +93,18 @@ def test_losses_are_counted_exactly_however_many_entries_are_unread(
         assert not claims.trimmed()
 
 
+def test_a_count_that_leaves_many_entries_is_not_compared_with_the_stream(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look at them would take long, and the entries are claimed anyway."""
+    monkeypatch.setattr(server, "EXACT_COUNT", 2)
+    place.client.xgroup_create(place.stream, GROUP, "5-1", entries_read=5)
+    with RedisClaims(StreamUrl.parse(place.url), GROUP) as claims:
+        for read, unread in ((7, 3), (8, 2), (9, 4), (11, 4)):
+            place.client.xgroup_setid(place.stream, GROUP, "5-1", entries_read=read)
+            assert claims.backlog()[Shard(place.stream)].unread == unread
+
+
 def test_a_stream_that_is_made_with_its_group_has_nothing_read(place: Place, group: RedisGroup) -> None:
     fresh = Shard(f"{place.stream}-fresh")
     with pytest.raises(StreamNotFoundError):

@@ -88,6 +88,43 @@ def test_large_counts_are_compared_as_numbers(place: Place) -> None:
         assert claims.trimmed() == {}
 
 
+@pytest.mark.parametrize("added", [2 * 10**17, 2**63 - 1])
+def test_entries_are_claimed_under_large_counts(place: Place, added: int) -> None:
+    """The server takes no count above 2**63, which the sum is after rounding."""
+    place.send(range(700))
+    info = place.client.xinfo_stream(place.stream)
+    place.client.execute_command("XSETID", place.stream, info["last-generated-id"], "ENTRIESADDED", added)
+    place.client.xgroup_create(place.stream, GROUP, info["first-entry"][0], entries_read=added - 1023)
+    with claims_of(place) as claims:
+        claims.prepare(AutoStreamReset.EARLIEST)
+        held = ClaimedEntries(ClaimName("main", 1, BID), records=600, room=1 << 20)
+        claims.claim_new(held, Shard(place.stream), 600)
+        assert held.count == place.client.xpending(place.stream, GROUP)["pending"] == 600
+
+
+def test_a_new_group_has_a_large_count(place: Place) -> None:
+    place.send(range(3))
+    last = place.client.xinfo_stream(place.stream)["last-generated-id"]
+    place.client.execute_command("XSETID", place.stream, last, "ENTRIESADDED", 2 * 10**17)
+    with claims_of(place) as claims:
+        claims.prepare(AutoStreamReset.LATEST)
+        facts = claims.group.facts(Shard(place.stream))
+        assert facts is not None
+        assert facts.read == 2 * 10**17
+
+
+def test_the_entries_of_the_consumer_with_an_empty_name_are_its_own(place: Place) -> None:
+    place.send(range(4))
+    with claims_of(place) as claims:
+        claims.prepare(AutoStreamReset.EARLIEST)
+        shard = Shard(place.stream)
+        others, own = place.leave_behind(GROUP, "me", 1), place.leave_behind(GROUP, "", 2)
+        found = {name: claims.pending(shard, name, idle=False) for name in claims.holders()[shard]}
+        ids = {name: [entry.id for page in pages for entry in page] for name, pages in found.items()}
+        assert ids == {b"": list(own), b"me": list(others)}
+        assert not any(claims.group.pending(shard, consumer=b"", idle_ms=60_000))
+
+
 @pytest.mark.parametrize("stored", [DIGITS, "x", "-1", str(10**15 - 1)], ids=["digits", "text", "negative", "future"])
 def test_a_stored_time_of_first_delivery_may_be_anything(place: Place, stored: str) -> None:
     with RedisBackend(place.url) as backend:
