@@ -286,14 +286,17 @@ def test_an_entry_that_is_delivered_during_the_look_does_not_make_the_count_appe
 
 
 @pytest.mark.slow
-def test_a_range_that_may_be_lost_is_recorded_once(spark: SparkSession, redis_address: str, folder: Path) -> None:
+@pytest.mark.parametrize("read", [None, 1000], ids=["forgotten", "too high"])
+def test_a_range_that_may_be_lost_is_recorded_once(
+    spark: SparkSession, redis_address: str, folder: Path, read: int | None
+) -> None:
     stream = Stream(redis_address, folder, shards=1, mode="load_balanced")
     stream.add(10)
     stream.drain(spark)
     last = stream.entry_ids()[9]
     stream.add(10, first=10)
     stream.client.xtrim(stream.keys[0], maxlen=2, approximate=False)
-    stream.client.xgroup_setid(stream.keys[0], stream.group, last)
+    stream.client.xgroup_setid(stream.keys[0], stream.group, last, entries_read=read)
     wanted = stream.ingestion(errors=ErrorPolicy(on_data_loss="record"))
     reports = stream.drain(spark, wanted)
     (part,) = [part for report in reports for parts in report.entry.lost.values() for part in parts]
