@@ -308,7 +308,7 @@ class RedisGroup:
             return
         key, start, end = self.key(shard), BEGIN, "+" if below is None else to_id(below - 1)
         idle = ["IDLE", idle_ms] if idle_ms else []
-        # The client has a method for this, but it drops an empty name, which is the name of a consumer too.
+        # The method of the client for this drops an empty name, which a consumer may have.
         holder = [] if consumer is None else [consumer]
         while True:
             words = ["XPENDING", key, self.name, *idle, start, end, page_size, *holder]
