@@ -301,7 +301,8 @@ MIN_SPAN, MAX_SPAN = 16 * 1024, 512 * 1024
 # The number of frames after a jump that decide about it, and how many of its shard prove or refute it.
 LOOKAHEAD_FRAMES = 64
 PROVING_FRAMES, REFUTING_FRAMES = 3, 2
-LOOKAHEAD_BYTES = 64 * 1024
+# No less than the longest beacon, which is read at once.
+LOOKAHEAD_BYTES = max(64 * 1024, MAX_BEACON_BYTES)
 
 
 class _Splice(NamedTuple):

@@ -22,7 +22,7 @@ from stream_consumers.file import batches as file_batches
 from stream_consumers.file import scanner as file_scanner
 from stream_consumers.file import segments
 from stream_consumers.file.batches import FileBatchSource, FileSplit
-from stream_consumers.file.format import HEADER_SIZE, FrameWriter, Header
+from stream_consumers.file.format import HEADER_SIZE, Beacon, FrameWriter, Header, Marker, encode_frame
 from stream_consumers.file.producer import FileProducer
 from stream_consumers.file.scanner import Damage, Frame, FrameScanner
 from stream_consumers.messages import INTERNAL_KEY, MAX_SEQUENCE, Shard
@@ -747,6 +747,20 @@ def test_a_jump_with_a_wrong_checksum_is_a_dead_letter_without_a_sequence(tmp_pa
     flip(path, payload_offset(frame))
     rows = drain(path, max_records=7, parallelism=2)
     assert rows == Counter([*(rows_of(messages) - rows_of([messages[5]])), ("orders", 0, None, frame.offset)])
+
+
+@pytest.mark.parametrize("more", [5, 3000])
+def test_a_beacon_of_the_greatest_length_after_a_jump_is_read(tmp_path: Path, more: int) -> None:
+    interval = 1024 * 1024
+    before = b"".join(encode_frame(*message)[0] for message in numbered(2))
+    empty, _ = encode_frame(ORDERS, 1000, CREATED_MS, b"")
+    jump, _ = encode_frame(ORDERS, 1000, CREATED_MS, b"x" * (interval - HEADER_SIZE - len(before) - len(empty)))
+    beacon = Beacon(0, tuple(Marker(Shard("k" * 249, number), 1, 1, 0) for number in range(255))).encode()
+    after = b"".join(encode_frame(*message)[0] for message in numbered(more, first=1001))
+    path = tmp_path / "orders.ss"
+    path.write_bytes(Header("orders.ss", CREATED_MS, interval).encode() + before + jump + beacon + after)
+    rows = Counter(("orders", 0, number, None) for number in (1, 2, *range(1000, 1001 + more)))
+    assert drain(path, max_records=10_000, parallelism=1) == rows
 
 
 def test_a_gap_that_damage_explains_is_read_at_once_from_a_hint_too(tmp_path: Path) -> None:
