@@ -443,7 +443,8 @@ class FileProducerOptions:
         creation: see :class:`FileCreation`.
         beacon_interval: bytes between beacons, a multiple of 1024; the value in an existing file takes precedence.
         end_with_eos: write an end-of-stream message when the producer ends.
-        file_size_limit: the limit in bytes; a message that would exceed it raises :class:`SizeLimitError`.
+        file_size_limit: the limit in bytes; a message that would exceed it raises :class:`SizeLimitError`. ``None`` is
+            no limit.
 
     Example:
         >>> FileProducerOptions(beacon_interval=2048, end_with_eos=True).creation.value
@@ -453,12 +454,13 @@ class FileProducerOptions:
     creation: FileCreation = FileCreation.IF_MISSING
     beacon_interval: int = DEFAULT_BEACON_INTERVAL
     end_with_eos: bool = False
-    file_size_limit: int = DEFAULT_FILE_SIZE_LIMIT
+    file_size_limit: int | None = DEFAULT_FILE_SIZE_LIMIT
 
     def __post_init__(self) -> None:
         choose_fields(self, creation=FileCreation)
         check_switch("end_with_eos", self.end_with_eos)
-        check_count("file_size_limit", self.file_size_limit, at_least=0)
+        if self.file_size_limit is not None:
+            check_count("file_size_limit", self.file_size_limit, at_least=0)
         if check_count("beacon_interval", self.beacon_interval, at_least=0) == 0 or self.beacon_interval % 1024:
             raise InvalidOptionError(
                 f"beacon_interval={self.beacon_interval} is not a multiple of 1024",

@@ -44,7 +44,7 @@ class ShardLimit:
     """Admits shards until there are too many.
 
     Args:
-        streams: the streams of a URL, which share one limit; each other stream has its own.
+        streams: the streams of a URL, which share one limit; all other streams share another one.
         known: the shards that exist.
         most: the most shards.
     """
@@ -53,20 +53,20 @@ class ShardLimit:
         self._most = most
         self._streams = frozenset(streams)
         self._known = set(known)
-        self._counts = Counter(map(self._owner, self._known))
+        self._counts = Counter(map(self._is_named, self._known))
 
     def admits(self, shard: Shard) -> bool:
         """Return whether the shard exists or may be added; if so, it exists from now on."""
         if shard not in self._known:
-            owner = self._owner(shard)
-            if self._counts[owner] >= self._most:
+            is_named = self._is_named(shard)
+            if self._counts[is_named] >= self._most:
                 return False
-            self._counts[owner] += 1
+            self._counts[is_named] += 1
             self._known.add(shard)
         return True
 
-    def _owner(self, shard: Shard) -> str | None:
-        return None if shard.stream in self._streams else shard.stream
+    def _is_named(self, shard: Shard) -> bool:
+        return shard.stream in self._streams
 
 
 @dataclass(eq=False)

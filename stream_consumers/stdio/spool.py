@@ -91,9 +91,9 @@ def spool_stdin(
     Lines without a stream go to the first stream of the URL. Because a pipe cannot be read again, no line is left out:
     a line whose complete header names another stream is in the file under that name. Timestamps are kept; a file has
     none before 1970, so a line with such a time becomes a payload with its header. So does a line whose shard would be
-    one more than a URL may have. The file assigns the sequences, so
-    that they are unique whatever the lines contain. When this returns, all messages are on the disk. A killed run
-    leaves whole messages, and perhaps an incomplete one, which the next run moves to another file.
+    one more than a URL may have, or one more than all other streams may have together. The file assigns the sequences,
+    so that they are unique whatever the lines contain. When this returns, all messages are on the disk. A killed run
+    leaves whole messages, and perhaps an incomplete one, which the next run moves to another file or leaves as damage.
 
     Messages that were in the pipe when a run was killed are lost unless they are sent again; messages that are sent
     again and had been written are in the file twice.
@@ -102,7 +102,7 @@ def spool_stdin(
         url: ``stdio:///orders``.
         path: the file; it gets the mode 0600, and is created if it is missing.
         broker: other pipes than stdin and stdout.
-        options: the options of the file's producer.
+        options: the options of the file's producer; by default the file has no size limit.
         on_message: called with each message that was appended.
 
     Raises:
@@ -120,6 +120,7 @@ def spool_stdin(
         SpoolResult(messages=1, others=0)
     """
     url = StreamUrl.parse(url)
+    options = options or FileProducerOptions(file_size_limit=None)
     streams = spool_url(url, path).streams
     messages = others = 0
     with ExitStack() as opened:

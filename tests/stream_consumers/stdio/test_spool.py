@@ -24,6 +24,7 @@ from stream_consumers.errors import (
     InvalidOptionError,
     InvalidUrlError,
     ProducerBusyError,
+    SizeLimitError,
     StreamNotFoundError,
     UntrustedFileError,
 )
@@ -373,3 +374,25 @@ def test_lines_of_more_shards_than_the_ledger_can_keep_are_payloads(
         assert len(source.extents()) == 3
     with FileBatchSource(spool_url("stdio:///noise", path)) as source:
         assert len(source.extents()) == 3
+
+
+def test_all_streams_that_the_url_does_not_name_share_a_limit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each new stream takes memory for good, so that a pipe must not name ever new ones."""
+    monkeypatch.setattr(stream_batches, "MAX_SHARDS", 3)
+    lines = [b"[2026-01-01T00:00:00 | s%d | 1] x" % number for number in range(6)]
+    for half in (lines[:2], lines[2:]):
+        spool_stdin("stdio:///orders", path, broker=broker_of(b"\n".join(half)))
+    found = [(frame.shard.stream, frame.payload) for frame in frames(path)]
+    assert found == [*((f"s{number}", b"x") for number in range(3)), *(("orders", line) for line in lines[3:])]
+
+
+def test_a_spool_may_exceed_the_limit_of_other_files(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It grows with each run, and no run could be piped into another file without losing its place."""
+    defaults = FileProducerOptions()
+    lowered = (defaults.creation, defaults.beacon_interval, defaults.end_with_eos, 1000)
+    monkeypatch.setattr(FileProducerOptions.__init__, "__defaults__", lowered)
+    for _ in range(3):
+        assert spool_stdin(ORDERS, path, broker=broker_of(b"x" * 500 + b"\na\n")).messages == 2
+    assert len(frames(path)) == 6
+    with pytest.raises(SizeLimitError):
+        spool_stdin(ORDERS, path, broker=broker_of(b"a"), options=FileProducerOptions())
