@@ -511,6 +511,7 @@ class DismissJob(BatchJob):
         written = commit_recorded(target, batch, entry, no_rows(target.spark, self.ledger), {})
         if isinstance(written, PlanAgain):
             self.count_lost_race()
+            self.yields.ask()
         return written
 
     def finish(self, written: WrittenBatch) -> Mapping[Shard, int]:

@@ -18,6 +18,7 @@ from spark_jobs.batches.replay import Replay, ReplayJob
 from spark_jobs.dead_letters.corrections import Corrections
 from spark_jobs.dead_letters.reader import CORRECTED, DISMISSED, REPLACED, DeadLetterFilter, DeadLetters
 from spark_jobs.decoding.json_decoder import Json
+from spark_jobs.ledger.entries import PAUSE
 from spark_jobs.run_ingestion import drain
 from spark_jobs.verify import verify
 from spark_jobs.writing.delta_table import DeltaWriter, read_table
@@ -233,6 +234,26 @@ def test_rows_that_another_run_writes_while_a_dismissal_is_in_flight_stay(lake: 
     assert lake.dismiss(observer=Once(Step.DEAD_LETTERS_WRITTEN, replace_all)) == 3
     assert sequences_in_table(lake.what.table) == Counter({("orders", 0, n): 1 for n in range(1, 31)})
     assert lake.statuses() == Counter({REPLACED: 6})
+
+
+@pytest.mark.slow
+def test_a_dismissal_that_loses_to_ingestion_asks_it_to_pause(lake: Lake) -> None:
+    lost: list[Step] = []
+
+    def ingest(at: Step, batch: Batch | None) -> None:
+        if at is Step.DEAD_LETTERS_WRITTEN and len(lost) < 2:
+            lost.append(at)
+            with create_producer(lake.url) as producer:
+                producer.send(b'{"id": 30}')
+            lake.ingest()
+
+    assert lake.dismiss(observer=ingest) == 3
+    commits = [commit.entry for commit in lake.what.ledger().newest_first() if commit.entry]
+    assert [entry.kind for entry in commits[:2]] == ["dismiss", PAUSE]
+    assert lake.open() == []
+    with open_batch_source(lake.url) as source:
+        (verdict,) = verify(source, lake.what)
+    assert (verdict.is_right, verdict.dead) == (True, 3)
 
 
 @pytest.mark.slow
