@@ -22,7 +22,7 @@ from spark_jobs.jars import java
 REASONS = {
     "Kafka, raw: times as fast as availableNow": (
         "Spark reads Kafka in the JVM. Here librdkafka reads for Python, and a third of the CPU time turns "
-        "messages into Arrow columns for the JVM. A reader in Rust made all 1.23 to 1.25 times as fast (JSON 1.19 "
+        "messages into Arrow columns for the JVM. A reader in Rust made all 1.22 to 1.25 times as fast (JSON 1.19 "
         "to 1.28), too little for a second reader."
     ),
     "1 % malformed messages: times well-formed ones": (
