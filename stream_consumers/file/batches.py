@@ -36,7 +36,7 @@ from stream_consumers.batches import (
 from stream_consumers.errors import DataLossError, InvalidUrlError, SourceRecreatedError
 from stream_consumers.file import segments
 from stream_consumers.file.format import HEADER_SIZE, Header
-from stream_consumers.file.scanner import Damage, Frame, FrameScanner, Missing, Run
+from stream_consumers.file.scanner import AtJump, Damage, Frame, FrameScanner, Missing, Run
 from stream_consumers.file.segments import (
     EMPTY_RANGE,
     START,
@@ -99,7 +99,7 @@ class FileSplit:
             missing=self.missing,
             streams=self.streams,
             stop=self.frozen_size,
-            waits=True,
+            at_jump=AtJump.WAIT,
         ) as scanner:
             if scanner.header.created_at_ms != self.created_at_ms:
                 raise SourceRecreatedError(
@@ -330,7 +330,7 @@ class FileBatchSource(BatchSource):
             missing=begin.missing,
             streams=self._streams,
             stop=self._frozen_size,
-            waits=True,
+            at_jump=AtJump.WAIT,
         )
 
     def _split(self, parts: Sequence[BatchPart], ranges: Mapping[Shard, Range]) -> FileSplit:

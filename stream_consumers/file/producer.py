@@ -19,7 +19,7 @@ from stream_consumers.errors import (
     UntrustedFileError,
 )
 from stream_consumers.file.format import EOS_PAYLOAD, HEADER_SIZE, NEW_SHARD, FrameWriter, Header, ShardTail, checksum
-from stream_consumers.file.scanner import Frame, FrameScanner
+from stream_consumers.file.scanner import AtJump, Frame, FrameScanner
 from stream_consumers.file.stream_file import open_file
 from stream_consumers.messages import INTERNAL_KEY, MAX_SEQUENCE, Receipt, Shard, now_milliseconds
 from stream_consumers.options import FileCreation, FileProducerOptions
@@ -197,7 +197,7 @@ class FileProducer(Producer):
         """Scan the whole file once to find its end and the last messages of its shards."""
         shards: dict[Shard, ShardTail] = {}
         end_of_stream: int | None = None
-        with FrameScanner(self._path) as scanner:
+        with FrameScanner(self._path, at_jump=AtJump.DECIDE) as scanner:
             for item in scanner:
                 end_of_stream = None
                 if isinstance(item, Frame) and item.is_control:

@@ -14,6 +14,7 @@ on the bytes, never on where the scan began, so that two readers agree:
 
 from __future__ import annotations
 
+import enum
 import os
 import string
 from collections import deque
@@ -56,6 +57,18 @@ MAX_HEAD_BYTES = 1 + 255 + FRAME_FIELDS.size
 _CONTRADICTION = "its length contradicts the next beacon"
 
 Integers = npt.NDArray[np.int64]
+
+
+class AtJump(enum.Enum):
+    """What to do at a jump that the rest of the file neither proves nor refutes.
+
+    ``WAIT`` stops before it, so that what is read does not depend on the size of the file. ``DECIDE`` judges it as if
+    only messages of other shards followed: a producer that continues from an accepted one is read in any case.
+    """
+
+    ACCEPT = "accept"
+    WAIT = "wait"
+    DECIDE = "decide"
 
 
 class Frame(NamedTuple):
@@ -557,8 +570,7 @@ class FrameScanner(_FrameReader, ClosesOnExit):
         streams: the streams whose sequences are checked; by default all streams.
         stop: the offset at which to stop reading; the end of the file by default.
         window: the number of bytes to read at once.
-        waits: stop before a jump that the rest of the file neither proves nor refutes, so that what is read does not
-            depend on the size of the file. Otherwise such a jump is accepted.
+        at_jump: what to do at a jump that the rest of the file neither proves nor refutes.
 
     Raises:
         StreamNotFoundError: the file does not exist.
@@ -580,12 +592,12 @@ class FrameScanner(_FrameReader, ClosesOnExit):
         streams: Collection[str] | None = None,
         stop: int | None = None,
         window: int = WINDOW_BYTES,
-        waits: bool = False,
+        at_jump: AtJump = AtJump.ACCEPT,
     ) -> None:
         super().__init__(OpenStreamFile(path), start=start, stop=stop, window=window)
         self.path, self.header = self._file.path, self._file.header
         self._span, self._pause, self._singles = MAX_SPAN, 1, 0
-        self._streams, self._waits = streams, waits
+        self._streams, self._at_jump = streams, at_jump
         self._begin(start, previous, missing)
 
     def close(self) -> None:
@@ -808,10 +820,9 @@ class FrameScanner(_FrameReader, ClosesOnExit):
             between += last < item.sequence < sequence
             if between == REFUTING_FRAMES or greater == PROVING_FRAMES:
                 return between < REFUTING_FRAMES
-        if count == LOOKAHEAD_FRAMES:
+        if count == LOOKAHEAD_FRAMES or self._at_jump is AtJump.DECIDE:
             return not between and (greater > 0 or (last < 0 and self._begins_with_any_sequence()))
-        # A producer that appends must have sequences left.
-        return None if self._waits else not between and sequence <= MAX_SEQUENCE // 2
+        return None if self._at_jump is AtJump.WAIT else not between
 
     def _following(self, offset: int) -> Iterator[Frame | Damage]:
         """Yield the next frames from ``offset`` on, without payloads; fewer if the file ends before."""
@@ -834,7 +845,8 @@ class FrameScanner(_FrameReader, ClosesOnExit):
             reader = _FrameReader(self._file, start=HEADER_SIZE, stop=self._stop, window=LOOKAHEAD_BYTES)
             whole = (item for item in reader.frames() if isinstance(item, Frame) and not item.is_control)
             # One of them may be damaged.
-            self._is_cut = all(frame.sequence > PROVING_FRAMES for frame in islice(whole, PROVING_FRAMES))
+            first = [frame.sequence > PROVING_FRAMES for frame in islice(whole, PROVING_FRAMES)]
+            self._is_cut = all(first) and len(first) == PROVING_FRAMES
         return self._is_cut
 
     def _adapt(self, run: Run | None, searched: int) -> None:

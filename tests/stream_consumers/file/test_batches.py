@@ -25,7 +25,7 @@ from stream_consumers.file.batches import FileBatchSource, FileSplit
 from stream_consumers.file.format import HEADER_SIZE, Beacon, FrameWriter, Header, Marker, encode_frame
 from stream_consumers.file.producer import FileProducer
 from stream_consumers.file.scanner import Damage, Frame, FrameScanner
-from stream_consumers.messages import INTERNAL_KEY, MAX_SEQUENCE, Shard
+from stream_consumers.messages import INTERNAL_KEY, MAX_SEQUENCE, Receipt, Shard
 from stream_consumers.options import FileProducerOptions, Limits
 from stream_consumers.testing.batch_source_contract import gaps_of, plan_all
 from stream_consumers.urls import StreamUrl
@@ -738,6 +738,39 @@ def test_a_producer_that_appends_after_a_jump_is_read(tmp_path: Path, sequence: 
         assert {("orders", 0, receipt.sequence, None) for receipt in appended} <= set(reader.rows)
     assert reader.rows == drain(path, max_records=2, parallelism=1)
     assert len(reader.rows) == 30
+
+
+@pytest.mark.parametrize("between", [0, 70])
+@pytest.mark.parametrize("bit", [47, 62])
+def test_a_flip_in_the_last_message_of_a_shard_does_not_end_it(tmp_path: Path, between: int, bit: int) -> None:
+    """However few messages it has: a producer that appends does not continue from a jump that readers refuse."""
+    path = tmp_path / "orders.ss"
+    appended: list[Receipt] = []
+
+    def produce(times: int) -> None:
+        with FileProducer(url_of(path)) as producer:
+            for _ in range(times):
+                appended.extend(producer.send(b"busy", shard=0) for _ in range(between))
+                appended.append(producer.send(b"rare", shard=1))
+
+    produce(5)
+    appended.pop()
+    last = items(path)[-1]
+    assert isinstance(last, Frame)
+    offset, mask = field_offset(last, bit, first_bit=64)
+    flip(path, offset, mask)
+    reader = Reader(url_of(path))
+    reader.drain()
+    for _ in range(3):
+        produce(3)
+        reader.drain()
+    with FileProducer(url_of(path)) as producer:
+        appended.extend(producer.send(b"busy", shard=0) for _ in range(70))
+    reader.drain()
+    intact = Counter(("orders", receipt.shard.id, receipt.sequence, None) for receipt in appended)
+    assert intact <= reader.rows
+    assert [row[3] for row in reader.rows - intact] == [last.offset]
+    assert reader.rows == drain(path, max_records=10, parallelism=2)
 
 
 def test_a_jump_with_a_wrong_checksum_is_a_dead_letter_without_a_sequence(tmp_path: Path) -> None:
