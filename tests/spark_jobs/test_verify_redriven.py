@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.ledger.intervals import Intervals
-from spark_jobs.ledger.ledger import LedgerState
+from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.ledger.table_rows import in_places
 from spark_jobs.verify import ShardVerdict, verify
 from stream_assets.partitions import changed_since
@@ -58,7 +57,7 @@ class Lake:
     def commit(
         self, kind: str, numbers: Iterable[int], *, base: LedgerState | None = None, member: str = "main", **fields: Any
     ) -> None:
-        ledger = replace(self.what, member=member).ledger()
+        ledger = self.ledger(member)
         fields = {"transform": self.transform, "identities": self.identities, **fields}
         entry = ledger.entry(kind, base or ledger.read(), **fields)
         data = self.rows(numbers)
@@ -70,6 +69,10 @@ class Lake:
             write_deltalake(self.what.table, data, mode="overwrite", predicate=where, commit_properties=properties)
         else:
             write_deltalake(self.what.table, data, mode="append", commit_properties=properties)
+
+    def ledger(self, member: str) -> Ledger:
+        """The ledger of a member with its own transaction sequence, as in a group whose shards have their own."""
+        return Ledger(self.what.ledger().log, group="g", member=member)
 
     def rows(self, numbers: Iterable[int]) -> pa.Table:
         kept = [number for number in numbers if not self.transform or number % 2]
@@ -160,7 +163,7 @@ def test_the_partitions_of_redriven_rows_are_touched(lake: Lake) -> None:
 
 @pytest.mark.parametrize("is_dismissed_first", [False, True])
 def test_rows_that_were_written_while_a_dismissal_was_in_flight_are_right(lake: Lake, is_dismissed_first: bool) -> None:
-    base = replace(lake.what, member="replay").ledger().read()
+    base = lake.ledger("replay").read()
     if is_dismissed_first:
         lake.dismiss(3, 17, base=base)
     # A rewind, and a decoder that can read three of the dead letters.
