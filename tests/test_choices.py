@@ -137,6 +137,7 @@ NOT_A_CHOICE = {
     "BatchTelemetry.__call__": "an observer: it is told",
     "Modes.group": "asks Modes.check",
     "RowConversion": "made from options of the command line, which are choices",
+    "FrameScanner": "opened by producers and sources of files, which know what to do at a jump",
     "SharedGroupConsumer": "opened by backends, with what create_consumer has checked",
     "Pipeline.opened": "called by commands, and hands the mode to a StreamSource",
     "Backend.check_batches": "called with the mode of a StreamSource",
