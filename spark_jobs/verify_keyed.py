@@ -50,6 +50,8 @@ from stream_consumers.errors import InvalidOptionError, StreamNotFoundError, Uns
 from stream_consumers.messages import Shard
 
 _log = logging.getLogger(__name__)
+MAX_TRIES = 3
+"""How often a table is compared that others change meanwhile, and that seems to be wrong."""
 MAX_EXAMPLES = 5
 """How many places of each fault are in a verdict."""
 _KEY = "_key_{}"
@@ -129,7 +131,17 @@ def verify_keyed(spark: SparkSession, source: BatchSource, ingestion: Ingestion)
         raise UnsupportedError("a comparison by key needs the keys", remedy="Pass the keys of the table.")
     target = TargetTable.of(spark, ingestion, url=source.url, observer=ignore_steps)
     source = ingestion.in_epochs(source, target.ledger)
-    state = target.ledger.read()
+    for _ in range(MAX_TRIES):
+        verdict, version = _verdict_of(target, source)
+        # A redrive or a replay may have landed between the reads of rows and of dead letters.
+        if verdict.is_right or target.ledger.read().version == version:
+            break
+    return verdict
+
+
+def _verdict_of(target: TargetTable, source: BatchSource) -> tuple[KeyedVerdict, int]:
+    """Return the comparison of the newest version of the table, and that version."""
+    ingestion, state = target.ingestion, target.ledger.read()
     if state.newest is None:
         raise StreamNotFoundError(
             f"group {ingestion.group!r} has written nothing into {ingestion.table}",
@@ -144,7 +156,7 @@ def verify_keyed(spark: SparkSession, source: BatchSource, ingestion: Ingestion)
     except UnexplainedError as error:
         _log.warning("the messages of %s are decoded in isolation: %s", source.url, error)
         verdict = _compared(target, source, state, is_isolated=True)
-    return replace(verdict, lost=lost)
+    return replace(verdict, lost=lost), state.version
 
 
 def _compared(target: TargetTable, source: BatchSource, state: LedgerState, *, is_isolated: bool) -> KeyedVerdict:

@@ -361,7 +361,7 @@ class DeadLetterTable:
         found = self.scan(ledger.group, NotCounting(ranges), columns, where=HAS_NO_SEQUENCE, version=version)
         return NotCounting(ranges, frozenset(_superseded(row for part in found for row in part.to_pylist())))
 
-    def clean_up(self, spark: SparkSession, ledger: Ledger, state: LedgerState) -> CheckedDeadLetters:
+    def clean_up(self, spark: SparkSession, ledger: Ledger, state: LedgerState) -> CheckedDeadLetters | None:
         """Delete the dead letters that can never count, and return which of the others do not count.
 
         Dead letters never count if the main ledger gave the number of their batch to another batch. If there is no
@@ -371,6 +371,10 @@ class DeadLetterTable:
             spark: a session that can write Delta tables.
             ledger: the ledger of the main table.
             state: the state of that ledger.
+
+        Returns:
+            The result; ``None`` if the main table has a newer version than the state. What landed since would look
+            older than what was replaced before.
         """
         snapshot = self.log().snapshot()
         considered = state.totals.replaced
@@ -383,8 +387,11 @@ class DeadLetterTable:
         replaced = {bid: parts for bid, parts in self._replaced(ledger, state).items() if bid not in in_flight}
         superseded = _whole(batch for batch in orphaned if batch.is_superseded)
         uncounted = _united(state.uncounted, replaced, removed, superseded)
+        deletable = _united(self._stale(ledger, state, removed), superseded)
+        if ledger.read().version != state.version:
+            return None
         # The rest is deleted later, and does not count until then.
-        deleted = dict(islice(_united(self._stale(ledger, state, removed), superseded).items(), MAX_DELETED_BATCHES))
+        deleted = dict(islice(deletable.items(), MAX_DELETED_BATCHES))
         if deleted and not self._delete(spark, deleted):
             return CheckedDeadLetters(state.dead_letters_version, uncounted, considered)
         left = {bid: ranges for bid, ranges in uncounted.items() if bid not in deleted}

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
+from spark_jobs import verify_keyed as verify_keyed_module
 from spark_jobs.batches import row_columns
 from spark_jobs.batches.dead_letter_jobs import Redrive, RedriveJob
 from spark_jobs.batches.ingest_job import IngestJob
@@ -137,3 +139,25 @@ def test_a_correction_stays_where_an_earlier_message_is_redriven(
         4: ("ann", True),
     }
     assert table.verdict().is_right
+
+
+@pytest.mark.slow
+def test_a_redrive_that_lands_amid_a_comparison_is_no_fault(
+    spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = KeyedTable(spark, folder, BY_VALUE, records=100)
+    table.send({"id": 1, "name": "a", "op": "u", "at": 1})
+    send_payload(table, DAMAGED)
+    table.drain()
+    plan, met = verify_keyed_module.read_all, []
+
+    def landing(*arguments: Any, **options: Any) -> DataFrame:
+        if not met:
+            met.append(1)
+            redrive(table, {(SHARD, 2): b'{"id": 3, "name": "c", "op": "u", "at": 2}'})
+        return plan(*arguments, **options)
+
+    monkeypatch.setattr(verify_keyed_module, "read_all", landing)
+    verdict = table.verdict()
+    assert (verdict.is_right, verdict.messages, verdict.keys) == (True, 2, 2), verdict
+    assert met

@@ -91,6 +91,7 @@ def test_a_correction_between_two_dead_letters_that_do_not_count_stays(tables: C
     session: Any = None  # nothing is deleted
     state = tables.ledger().read()
     checked = tables.table.clean_up(session, tables.ledger(), state)
+    assert checked is not None
     tables.merge(
         4,
         *(3, 5),
@@ -101,3 +102,16 @@ def test_a_correction_between_two_dead_letters_that_do_not_count_stays(tables: C
         replaces_considered=checked.replaces_considered,
     )
     assert tables.corrected() == [2, 5, 9]
+
+
+def test_a_check_that_another_commit_overtakes_says_nothing(tables: Corrected) -> None:
+    tables.add(ORDERS, 5)
+    tables.merge(2, 0, 10, kind="replay", dead=(5,))
+    session: Any = None  # nothing is deleted
+    ledger = tables.ledger()
+    state = ledger.read()
+    tables.merge(3, 0, 10, kind="replay", dead=(5,))
+    assert tables.table.clean_up(session, ledger, state) is None
+    checked = tables.table.clean_up(session, ledger, ledger.read())
+    assert checked is not None
+    assert checked.uncounted.keys() == {"b1", "b2"}
