@@ -162,6 +162,20 @@ def id_order(entry_id: str) -> tuple[int, ...]:
     return tuple(map(int, entry_id.split("-")))
 
 
+def sequence_up_to(entry_id: str) -> int:
+    """Return the last sequence at or before an id, which may have none, like that of an entry that was deleted.
+
+    Raises:
+        FormatError: it is not an id.
+
+    Example:
+        >>> sequence_up_to("0-5"), to_id(sequence_up_to("9-70000"))
+        (5, '9-65535')
+    """
+    time, number = id_order(entry_id)
+    return min((time << SUB_BITS) + min(number, MAX_SUB), MAX_SEQUENCE)
+
+
 def _not_an_id(text: str) -> FormatError:
     return FormatError(f"{text[:50]!r} is not a Redis entry id", remedy="Write it as milliseconds-number.")
 

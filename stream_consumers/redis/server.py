@@ -32,6 +32,7 @@ from stream_consumers.redis.entries import (
     pattern_of_shards,
     printable_key,
     sequence_after,
+    sequence_up_to,
     shard_of,
     to_id,
     to_sequence,
@@ -430,7 +431,7 @@ def _facts(info: Mapping[str, Any]) -> StreamFacts:
         end=sequence_after(info["last-generated-id"]),
         length=int(info["length"]),
         added=_added(info),
-        deleted=to_sequence(info["max-deleted-entry-id"]) if "max-deleted-entry-id" in info else None,
+        deleted=sequence_up_to(_text(info["max-deleted-entry-id"])) if "max-deleted-entry-id" in info else None,
     )
 
 

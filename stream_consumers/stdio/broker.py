@@ -44,19 +44,22 @@ class ShardLimit:
     """Admits shards until there are too many.
 
     Args:
-        streams: the streams of a URL, which share one limit; all other streams share another one.
+        streams: the streams of a URL, which share one limit; all other streams share another one. Messages for all
+            consumers are of the first one.
         known: the shards that exist.
         most: the most shards.
     """
 
     def __init__(self, streams: Collection[str], known: Iterable[Shard], *, most: int) -> None:
         self._most = most
-        self._streams = frozenset(streams)
+        self._first, self._streams = next(iter(streams)), frozenset(streams)
         self._known = set(known)
         self._counts = Counter(map(self._is_named, self._known))
 
     def admits(self, shard: Shard) -> bool:
         """Return whether the shard exists or may be added; if so, it exists from now on."""
+        if shard.stream == BROADCAST:
+            shard = Shard(self._first, shard.id)
         if shard not in self._known:
             is_named = self._is_named(shard)
             if self._counts[is_named] >= self._most:

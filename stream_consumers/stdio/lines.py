@@ -38,6 +38,8 @@ BROADCAST = "broadcast"
 SEQUENCES = 2**64
 _RESERVED = {INTERNAL_KEY.encode(), WILDCARD.encode()}
 ESCAPE = b"data:application/vnd.stream-assets;base64,"
+MAX_HEADER_PARTS = 4
+"""A time, a stream, a sequence and a shard."""
 _HEADER = re.compile(rb"\[([^\]]+)\]")
 _TIMESTAMP = re.compile(rb"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(?:\.(\d{1,3}))?")
 _STREAM = re.compile(rb"[a-zA-Z0-9._-]{1,%d}" % MAX_STREAM_KEY_BYTES)
@@ -143,7 +145,8 @@ def format_bare_line(message: Message) -> bytes:
 def _parse_header(text: bytes) -> Line | None:
     """Return the header between the brackets, with an empty payload; ``None`` if it is not a header."""
     timestamp_ms: int | None = None
-    parts = [part.strip() for part in text.split(b"|")]
+    # A longer header is none, and splitting a long line at each bar would take many times its size.
+    parts = [part.strip() for part in text.split(b"|", MAX_HEADER_PARTS)]
     if b":" in parts[0]:
         timestamp_ms = _milliseconds(parts.pop(0))
         if timestamp_ms is None:

@@ -31,7 +31,6 @@ listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:SASL_PLAINTEXT,SEC
 controller.listener.names=CONTROLLER
 inter.broker.listener.name=SECURE
 authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
-allow.everyone.if.no.acl.found=true
 super.users=User:{administrator}
 sasl.enabled.mechanisms=PLAIN,OAUTHBEARER
 sasl.mechanism.controller.protocol=PLAIN
@@ -82,7 +81,6 @@ logger.settings.name=org.apache.kafka.common.config
 logger.settings.level=warn
 """
 # Who can change settings of the broker can make it read files of the user who runs it.
-ADMINISTRATOR = "administrator"
 FORBIDDEN = ("ALTER", "ALTER_CONFIGS")
 SECURE_USER = "reader"
 SECURE_PASSWORD = "correct-horse-battery"
@@ -110,8 +108,10 @@ def kafka_broker(folder: Path, *, port: int = 0) -> Iterator[Listeners]:
 def broker_in(folder: Path, port: int) -> Iterator[Listeners]:
     """The same in a folder of its own; one that ran there before is started again, with its data."""
     config, logging = folder / "server.properties", folder / "log4j2.properties"
-    secret = secrets.token_hex(16)
-    names = {"administrator": ADMINISTRATOR, "secret": secret, "password": SECURE_PASSWORD}
+    # Nobody can guess the name, and name it in a token that nobody has signed.
+    administrator, secret = f"administrator-{secrets.token_hex(16)}", secrets.token_hex(16)
+    names = {"administrator": administrator, "secret": secret, "password": SECURE_PASSWORD}
+    config.unlink(missing_ok=True)
     config.touch(0o600)
     config.write_text(PROPERTIES.format(port=port, folder=folder, **names))
     logging.write_text(LOGGING)
@@ -129,7 +129,7 @@ def broker_in(folder: Path, port: int) -> Iterator[Listeners]:
     with running("the Kafka broker", [*program, "kafka.Kafka", str(config)], folder / "broker.log") as server:
         server.until(lambda: server.said("Kafka Server started"), seconds=START_SECONDS, what="its start")
         listeners = Listeners(*(_address(server, name) for name in ("PLAINTEXT", "SECURE")))
-        _forbid_settings(listeners.secure, secret)
+        _forbid_settings(listeners.secure, administrator, secret)
         server.until(lambda: _loads_groups(listeners.plain), seconds=START_SECONDS, what="its groups are loaded")
         yield listeners
 
@@ -139,16 +139,20 @@ def _address(server: Server, listener: str) -> str:
     return f"127.0.0.1:{port}"
 
 
-def _forbid_settings(address: str, secret: str) -> None:
-    """Let only the administrator change the settings of the broker; everybody may do the rest."""
+def _forbid_settings(address: str, administrator: str, secret: str) -> None:
+    """Let everybody do everything but change the settings of the broker; until then only the administrator may."""
     kafka: Any = admin  # its names have no types
-    login = {"sasl.mechanism": "PLAIN", "sasl.username": ADMINISTRATOR, "sasl.password": secret}
+    login = {"sasl.mechanism": "PLAIN", "sasl.username": administrator, "sasl.password": secret}
     client = kafka.AdminClient({"bootstrap.servers": address, "security.protocol": "SASL_PLAINTEXT", **login})
-    cluster = kafka.ResourceType.BROKER, "kafka-cluster", kafka.ResourcePatternType.LITERAL, "User:*", "*"
-    rules = [("ALL", "ALLOW"), *((operation, "DENY") for operation in FORBIDDEN)]
+    cluster, *kinds = (kafka.ResourceType[name] for name in ("BROKER", "TOPIC", "GROUP", "TRANSACTIONAL_ID"))
+    rules = [*((kind, "*", "ALL", "ALLOW") for kind in kinds), (cluster, "kafka-cluster", "ALL", "ALLOW")]
+    rules += [(cluster, "kafka-cluster", operation, "DENY") for operation in FORBIDDEN]
     bindings = [
-        kafka.AclBinding(*cluster, kafka.AclOperation[operation], kafka.AclPermissionType[permission])
-        for operation, permission in rules
+        kafka.AclBinding(
+            *(kind, name, kafka.ResourcePatternType.LITERAL, "User:*", "*"),
+            *(kafka.AclOperation[operation], kafka.AclPermissionType[permission]),
+        )
+        for kind, name, operation, permission in rules
     ]
     for made in client.create_acls(bindings).values():
         made.result(START_SECONDS)

@@ -346,3 +346,14 @@ def test_an_entry_that_would_need_too_many_bytes_is_a_dead_letter_without_them(
     found = read_entry(Shard("orders"), b"1-0", fields, b"msg")
     assert isinstance(found, DeadLetter)
     assert found.payload == b""
+
+
+def test_a_deleted_entry_without_a_sequence_stops_nobody(redis_address: str) -> None:
+    with redis.Redis.from_url(f"redis://{redis_address}") as client:
+        stream = f"deleted-{uuid.uuid4().hex}"
+        client.xadd(stream, {"msg": "1"}, id="9-1")
+        client.xdel(stream, client.xadd(stream, {"msg": "2"}, id="9-70000"))
+        client.xadd(stream, {"msg": "3"}, id="10-0")
+    with RedisBatchSource(f"redis://{redis_address}/{stream}") as source:
+        (extent,) = source.extents().values()
+    assert extent.end == to_sequence("10-0") + 1

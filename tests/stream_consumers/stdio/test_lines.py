@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -150,3 +151,13 @@ def test_a_bare_line_is_the_payload() -> None:
     assert format_bare_line(Message(Shard("k"), 0, 0, b' {"a": 1}\xff')) == b' {"a": 1}\xff\n'
     with raises_with(FormatError, sequence=5, newlines=2):
         format_bare_line(Message(Shard("k", 3), 5, 0, b"a\nb\n"))
+
+
+def test_a_long_line_of_bars_takes_little_memory() -> None:
+    line = b"[" + b"ab|" * 500_000 + b"] x"
+    tracemalloc.start()
+    try:
+        assert parse_line(line) == Line(line)
+        assert tracemalloc.get_traced_memory()[1] < 4 * len(line)
+    finally:
+        tracemalloc.stop()

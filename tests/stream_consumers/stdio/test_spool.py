@@ -341,6 +341,15 @@ def test_ingest_reads_nothing_when_its_words_are_wrong(
     assert [path.name for path in tmp_path.iterdir()] == ["file.txt"]
 
 
+def test_lines_for_all_streams_count_as_those_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_batches, "MAX_SHARDS", 3)
+    path = tmp_path / "spool.ss"
+    lines = [b"[2026-01-01T00:00:00 | broadcast | 1 | %d] x" % shard for shard in range(1, 6)]
+    spool_stdin("stdio:///orders", path, broker=broker_of(b"\n".join(lines)))
+    with FileBatchSource(spool_url("stdio:///orders", path)) as source:
+        assert len(source.extents()) == 3
+
+
 def test_lines_of_more_shards_than_the_ledger_can_keep_are_payloads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
