@@ -20,8 +20,9 @@ a dismissal like any other commit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,7 @@ from spark_jobs.dead_letters.reader import (
     SequencesByShard,
     Span,
     at_places,
+    each_place,
     first_places,
     kind_of_reason,
     messages_of,
@@ -80,6 +82,7 @@ MAX_REFUSAL_KINDS = 50
 NOT_OPEN = "no open dead letter and no correction has its place: none counts, or it was dismissed"
 REST_GONE = "the stream may no longer hold all later messages, of which one may have deleted its key"
 NO_SEQUENCE = "it has no sequence, so its place in the stream is unknown"
+_places = partial(each_place, names=MESSAGE_PLACE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,7 +408,7 @@ def _changed(records: pa.Table, corrections: Corrections) -> pa.Table:
 
 
 def _payloads(dead_letters: pa.Table, corrections: Corrections) -> list[bytes | None]:
-    places = zip(*(dead_letters.column(name).to_pylist() for name in ROW_PLACE), strict=True)
+    places = each_place(dead_letters)
     return [corrections.payloads.get((Shard(stream, number), sequence)) for stream, number, sequence in places]
 
 
@@ -423,10 +426,6 @@ def _kept(messages: pa.Table, errors: pa.ChunkedArray[Any], outcome: Outcome) ->
     for reason, (stream, number, sequence) in zip(errors.drop_null().to_pylist(), places, strict=True):
         outcome.refuse(str(reason), first=f"{Shard(stream, number)}={sequence}")
     return messages.filter(errors.is_null())
-
-
-def _places(messages: pa.Table) -> Iterator[tuple[str, int, int]]:
-    return zip(*(messages.column(name).to_pylist() for name in MESSAGE_PLACE), strict=True)
 
 
 @dataclass(frozen=True, slots=True)

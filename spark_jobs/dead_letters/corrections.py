@@ -16,8 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_jobs.dead_letters.reader import messages_of
-from spark_jobs.ledger.table_rows import ROW_PLACE
+from spark_jobs.dead_letters.reader import each_place, messages_of
 from stream_consumers.batches import Range, Split
 from stream_consumers.messages import Shard
 
@@ -98,8 +97,8 @@ def corrected_splits(splits: Sequence[Split], records: pa.Table) -> list[Split]:
 
 def with_payloads(messages: pa.RecordBatch, corrected: pa.Table) -> pa.RecordBatch:
     """Return the messages, with the payloads of those in ``corrected`` that have the same places."""
-    known = {place: row for row, place in enumerate(_places(corrected, MESSAGE_PLACE))}
-    rows = pa.array([known.get(place) for place in _places(messages, MESSAGE_PLACE)], pa.int64())
+    known = {place: row for row, place in enumerate(each_place(corrected, MESSAGE_PLACE))}
+    rows = pa.array([known.get(place) for place in each_place(messages, MESSAGE_PLACE)], pa.int64())
     if rows.null_count == len(rows):
         return messages
     columns = {name: messages.column(name) for name in messages.schema.names}
@@ -121,9 +120,5 @@ def corrected_messages(records: pa.Table) -> pa.Table:
 def records_within(records: pa.Table, ranges: Mapping[Shard, Range]) -> pa.Table:
     """Return the records of the messages in these ranges."""
     nothing = Range(0, 0)
-    parts = ((ranges.get(Shard(stream, number), nothing), at) for stream, number, at in _places(records, ROW_PLACE))
+    parts = ((ranges.get(Shard(stream, number), nothing), at) for stream, number, at in each_place(records))
     return records.filter(pa.array([part.start <= at < part.end for part, at in parts], pa.bool_()))
-
-
-def _places(table: pa.Table | pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[str, int, int]]:
-    return zip(*(table.column(name).to_pylist() for name in names), strict=True)

@@ -365,11 +365,16 @@ def at_places(table: pa.Table, places: SequencesByShard) -> pa.Table:
     """Return the first row of each of these places."""
     wanted = {(shard.stream, shard.id, sequence) for shard, own in places.items() for sequence in own.tolist()}
     rows = []
-    for row, place in enumerate(zip(*(table.column(name).to_pylist() for name in ROW_PLACE), strict=True)):
+    for row, place in enumerate(each_place(table)):
         if place in wanted:
             wanted.discard(place)
             rows.append(row)
     return table.take(pa.array(rows, pa.int64()))
+
+
+def each_place(table: pa.Table | pa.RecordBatch, names: Sequence[str] = ROW_PLACE) -> Iterator[tuple[str, int, int]]:
+    """Yield the stream, the shard and the sequence of each row, from the columns with these names."""
+    return zip(*(table.column(name).to_pylist() for name in names), strict=True)
 
 
 def first_places(places: SequencesByShard, most: int) -> SequencesByShard:
