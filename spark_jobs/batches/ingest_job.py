@@ -230,8 +230,7 @@ class IngestJob(SourceJob):
                     "replace the others.",
                 )
                 self.ingestion.refuse_or_record(error)
-            plan = self._plan_ranges(redo)
-            plan = None if plan is None else self._corrected(plan)
+            plan = self._plan_again(redo)
         else:
             known = {shard.stream for shard in state.shards}
             new = {
@@ -245,7 +244,7 @@ class IngestJob(SourceJob):
             found = {shard: covered[shard].first_gap(end) for shard, end in ends.items()}
             gaps = {shard: gap for shard, gap in found.items() if gap}
             self._check_rest(state, extents, gaps)
-            plan = self._plan_ranges(gaps)
+            plan = self._plan_new(gaps)
             if plan is not None:
                 hint = _hint_after(self._source, plan, covered)
         if plan is None:
@@ -274,6 +273,10 @@ class IngestJob(SourceJob):
         )
         maybe_written = {} if redo else _claimed_before(state, plan.ranges)
         return Batch("batch", state, plan, fields, identities=self._identities, maybe_written=maybe_written)
+
+    def _plan_new(self, gaps: Mapping[Shard, Range]) -> BatchPlan | None:
+        """Plan messages that this table has not read before, and that have no corrections."""
+        return self._plan_ranges(gaps)
 
     def _check_rest(self, state: LedgerState, extents: Mapping[Shard, Extent], gaps: Mapping[Shard, Range]) -> None:
         """Refuse to merge into a gap if the stream no longer holds what has to be merged again behind it.

@@ -267,8 +267,11 @@ class SourceJob(BatchJob):
         """Return the records of corrections of messages in these ranges."""
         return records_within(self.target.dead_letters.corrections(self.ledger), ranges)
 
-    def _corrected(self, plan: BatchPlan) -> BatchPlan:
-        """Return a plan of messages that were read before, with their corrections."""
+    def _plan_again(self, ranges: Mapping[Shard, Range]) -> BatchPlan | None:
+        """Plan messages that were read before, with their corrections."""
+        plan = self._plan_ranges(ranges)
+        if plan is None:
+            return None
         return replace(plan, splits=corrected_splits(plan.splits, self._corrections(plan.ranges)))
 
     def check_read(self) -> None:

@@ -406,9 +406,9 @@ class _StagingJob(IngestJob):
     def _corrections(self, ranges: Mapping[Shard, Range]) -> pa.Table:
         return records_within(self._records, ranges)
 
-    def _plan_ranges(self, gaps: Mapping[Shard, Range]) -> BatchPlan | None:
-        plan = super()._plan_ranges(gaps)
-        return None if plan is None else self._corrected(plan)
+    def _plan_new(self, gaps: Mapping[Shard, Range]) -> BatchPlan | None:
+        """Plan them with the corrections that the table of the rebuild has."""
+        return self._plan_again(gaps)
 
     def commit_to_broker(self, state: LedgerState) -> None:
         """Commit nothing."""
