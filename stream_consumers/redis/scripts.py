@@ -16,6 +16,11 @@ local function fields(reply)
   return found
 end
 """
+# Lua: check for a count that Lua may have rounded, because its numbers are doubles. Redis goes on with such a count
+# itself, and only Python compares it.
+_IS_INEXACT = """
+local function is_inexact(count) return count and count > 2 ^ 53 end
+"""
 # Lua: what the names and values of an entry count. Each field but the message counts as a header.
 _SIZE = f"""
 local function size_of(entry)
@@ -96,6 +101,7 @@ return {count, last, is_end(KEYS[1], last, ARGV[2])}
 # Returns {is full, is refused, bytes, ids}.
 CLAIM_NEW = (
     _FIELDS
+    + _IS_INEXACT
     + _SIZE
     + _PAGES
     + _CHECK_CLAIM_MODE
@@ -121,6 +127,7 @@ end
 local info = fields(redis.call('XINFO', 'STREAM', key))
 local added, read = info['entries-added'], at['entries-read']
 if added and not read then return {0, 1, 0, {}} end
+if is_inexact(added) then added, read = nil, nil end
 if added and added - read > info['length'] and #redis.call('XRANGE', key, '-', last, 'COUNT', 1) == 0 then
   return {0, 1, 0, {}}
 end
@@ -220,7 +227,7 @@ if #page == 0 then return false end
 for _, held in ipairs(page) do
   if #redis.call('XRANGE', KEYS[1], held[1], held[1]) > 0 then
     redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, held[1], 'IDLE', ARGV[5], 'RETRYCOUNT',
-      math.max(0, held[4] - 1), 'JUSTID')
+      math.max(0, math.min(held[4], 2 ^ 53) - 1), 'JUSTID')
   end
 end
 return '(' .. page[#page][1]
@@ -238,6 +245,7 @@ return 1
 # known. With ARGV[4], removed entries count as lost: no entry counts as read.
 CREATE_GROUP = (
     _FIELDS
+    + _IS_INEXACT
     + """
 local key, start, command = KEYS[1], ARGV[2], {'XGROUP', 'CREATE', KEYS[1], ARGV[1], ARGV[2]}
 if ARGV[3] == '1' then command[6] = 'MKSTREAM' end
@@ -247,6 +255,8 @@ local info = fields(redis.call('XINFO', 'STREAM', key))
 local added, read = info['entries-added'], nil
 if added and ARGV[4] == '1' then
   read = 0
+elseif is_inexact(added) then
+  return 1
 elseif added and (start == '$' or #redis.call('XRANGE', key, '(' .. start, '+', 'COUNT', 1) == 0) then
   read = added
 elseif added and #redis.call('XRANGE', key, '-', start, 'COUNT', 1) == 0 then
@@ -310,7 +320,7 @@ local function deliver(held)
   local received = first(id, held[3])
   if #redis.call('XRANGE', key, id, id) == 0 then return {id, held[4], received, false} end
   local claimed = redis.call('XCLAIM', key, group, consumer, 0, id)[1]
-  return {id, held[4] + 1, received, claimed[2]}
+  return {id, math.min(held[4], 2 ^ 53) + 1, received, claimed[2]}
 end
 """
 
