@@ -7,6 +7,7 @@ records it. Only then are the entries acknowledged, or accounted for at the serv
 from __future__ import annotations
 
 import enum
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -24,7 +25,7 @@ from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState, app_id
 from stream_consumers.batches import Range
 from stream_consumers.display import counted
-from stream_consumers.errors import DataLossError
+from stream_consumers.errors import DataLossError, LedgerTruncatedError
 from stream_consumers.messages import Shard
 from stream_consumers.redis.claims import ClaimName, RedisClaims, TrimmedEntries
 from stream_consumers.redis.entries import id_before, quoted_words, to_id, to_sequence
@@ -69,7 +70,18 @@ class ClaimStatuses:
         last = {member: self._ledger.last_number(member) for member in {name.member for name in unknown}}
         closed = {name for name in unknown if name.number <= last[name.member]}
         group = self._ledger.group
-        entries = self._ledger.find((app_id(group, name.member), name.number) for name in closed)
+        try:
+            entries = self._ledger.find((app_id(group, name.member), name.number) for name in closed)
+        except LedgerTruncatedError as error:
+            oldest = min(closed, key=lambda name: name.number)
+            # No batch can be written under its name any more, and entries of other clients are compared with the table.
+            raise LedgerTruncatedError(
+                f"{error.what}: it is unknown whether the entries of the Redis consumer {oldest} are in the table",
+                remedy=f"Restore the log files. Or run XCLAIM <key> {shlex.quote(group)} released 0 <id> for each id "
+                f"that XPENDING lists for {oldest} and XRANGE still finds. Later runs write those entries that have "
+                "neither a row nor a dead letter in the table. Then delete the consumer released (XGROUP DELCONSUMER).",
+                **{**error.facts, "consumer": str(oldest)},
+            ) from None
         for name in closed:
             entry = entries.get((app_id(group, name.member), name.number))
             is_written = entry is not None and entry.kind == "batch" and entry.bid == name.bid

@@ -20,6 +20,7 @@ from stream_consumers.options import MAX_MEMBER_BYTES
 from stream_consumers.redis.claims import RELEASED_MS, ClaimName
 from tests.support.ingesting import entries, run_batch
 from tests.support.letter_tables import ORDERS, Tables
+from tests.support.polling import until
 from tests.support.redis_tables import Stream
 from tests.support.written_log import made_entry
 
@@ -110,6 +111,33 @@ def test_a_member_whose_number_the_ledger_has_not_reached_is_fenced(
         stream.drain(spark, stream.ingestion(member="other"))
         assert fences(stream) == {"slow": [1, 5]}
         assert run_batch(job, batch) is None
+    stream.assert_each_once()
+
+
+@pytest.mark.slow
+def test_entries_of_a_name_whose_commit_was_cleaned_are_written_if_they_have_no_row(
+    spark: SparkSession, stream: Stream
+) -> None:
+    """The remedy of the error: another client claims the entries. One of the two was written and not acknowledged."""
+    stream.add(5)
+    stream.drain(spark)
+    versions = DeltaTable(str(stream.table)).version() + 1
+    (first,) = [entry for entry in entries(stream.ingestion()) if entry.kind == "batch"]
+    name = str(ClaimName("main", first.number, first.bid))
+    stream.add(1, first=5)
+    stream.drain(spark)
+    stream.add(1, first=6)
+    written, unread = stream.entry_ids()[0], *stream.read_as(name, 1)
+    words = ["XCLAIM", stream.keys[0], stream.group]
+    stream.client.execute_command(*words, name, 0, written, "IDLE", RELEASED_MS, "FORCE")
+    DeltaTable(str(stream.table)).create_checkpoint()
+    for version in range(versions):
+        (stream.table / "_delta_log" / f"{version:020d}.json").unlink()
+    with pytest.raises(LedgerTruncatedError) as error:
+        stream.drain(spark)
+    assert error.value.facts["consumer"] == name
+    stream.client.execute_command(*words, "released", 0, written, unread)
+    until(lambda: stream.drain(spark) and not stream.held(), what="the entries being taken over")
     stream.assert_each_once()
 
 
