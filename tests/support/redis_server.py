@@ -190,6 +190,7 @@ def _is_whole(client: Any, nodes: int) -> bool:
 
 
 if __name__ == "__main__":
-    # Before Redis 7, every user of the machine could let the server write other files.
-    options = ("--appendonly", "yes", "--rename-command", "CONFIG", "")
+    # Before Redis 7, every user of the machine could let the server write other files, run a module, or crash.
+    removed = (word for command in ("CONFIG", "MODULE", "DEBUG") for word in ("--rename-command", command, ""))
+    options = ("--appendonly", "yes", *removed)
     serve("Redis", 6379, lambda folder, port: redis_server(folder, *options, port=port))

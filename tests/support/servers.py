@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from spark_jobs.jars import java
+from spark_jobs.jars import check_parents, java, make_folders
+from spark_jobs.spark_server.folder import make_private_folder
 from tests.support.polling import until
 
 T = TypeVar("T")
@@ -145,6 +146,18 @@ def some_port() -> int:
     return 10_000 + secrets.randbelow(12_000)
 
 
+def kept_folder(folder: Path) -> Path:
+    """Make a folder that only this user can enter, or replace.
+
+    Raises:
+        UnusableFolderError, UntrustedFileError: another user made it, or could replace it; or it is a link.
+    """
+    make_folders(folder.parent)
+    check_parents(folder)
+    make_private_folder(folder)
+    return folder
+
+
 def serve(name: str, port: int, start: Callable[[Path, int], AbstractContextManager[object]]) -> None:
     """Run a server by hand until Ctrl-C, on the port of ``--port``, with its data in the folder of ``--keep``."""
     parser = argparse.ArgumentParser(description=f"A real {name} on the loopback interface.")
@@ -154,8 +167,7 @@ def serve(name: str, port: int, start: Callable[[Path, int], AbstractContextMana
     port, kept = options.port, options.keep
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with ExitStack() as stack:
-        folder = kept or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = kept_folder(kept) if kept else Path(stack.enter_context(tempfile.TemporaryDirectory()))
         stack.enter_context(start(folder.resolve(), port))
         fate = f"its data stays in {kept}" if kept else "its data is removed"
         print(f"{name} is listening at 127.0.0.1:{port}; Ctrl-C stops it, and {fate}", flush=True)

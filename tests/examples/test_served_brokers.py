@@ -1,15 +1,21 @@
-"""The broker of ``make kafka`` reads no file of its user for others, and its JVM loads no library that they made."""
+"""The servers of ``make kafka`` and ``make redis`` give other users of the machine only messages."""
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from confluent_kafka import KafkaException, admin
 
+from spark_jobs.spark_server.folder import UnusableFolderError
+from stream_consumers.errors import UntrustedFileError
 from tests.support.kafka_broker import kafka_broker
-from tests.support.servers import VARIABLES, running
+from tests.support.servers import VARIABLES, kept_folder, running, some_port
 
 PROVIDERS = "org.apache.kafka.common.config.provider"
 
@@ -41,3 +47,27 @@ def test_a_server_gets_no_secrets_of_the_environment(folder: Path, monkeypatch: 
     found = dict(line.split("=", 1) for line in (folder / "log").read_text().splitlines())
     assert found.keys() <= {*VARIABLES, "TMPDIR"}
     assert Path(found["TMPDIR"]).stat().st_mode & 0o777 == 0o700
+
+
+def test_another_user_neither_reads_kept_data_nor_changes_the_redis_server(folder: Path) -> None:
+    kept, port = folder / "kept", some_port()
+    kept.mkdir(mode=0o755)
+    command = [sys.executable, "-m", "tests.support.redis_server", "--port", str(port), "--keep", str(kept)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with running("make redis", command, folder / "log", environment=environment, stop=signal.SIGTERM) as server:
+        server.until(lambda: server.said("Redis is listening"), seconds=60, what="its start")
+        assert kept.stat().st_mode & 0o777 == 0o700
+        with redis.Redis("127.0.0.1", port) as client:
+            for words in (["CONFIG", "GET", "dir"], ["MODULE", "LIST"], ["DEBUG", "JMAP"]):
+                with pytest.raises(redis.ResponseError, match="unknown command"):
+                    client.execute_command(*words)
+
+
+def test_data_is_kept_in_no_folder_that_another_user_may_have_made(folder: Path) -> None:
+    (folder / "link").symlink_to(folder)
+    (folder / "shared").mkdir()
+    (folder / "shared").chmod(0o777)
+    with pytest.raises(UnusableFolderError):
+        kept_folder(folder / "link")
+    with pytest.raises(UntrustedFileError):
+        kept_folder(folder / "shared" / "kept")
