@@ -392,8 +392,8 @@ class _Batches:
                 self._whole[commit.version] &= own == parts
                 newer[shard] = newer.get(shard, Intervals()) | own
                 self._ranges.setdefault(shard, []).extend((piece, commit) for piece in own)
-                if entry.write_mode.replaces_dead_letters and shard in entry.replaced:
-                    replaced[shard] = replaced.get(shard, Intervals()) | entry.replaced[shard]
+            for shard, parts in ledger.replaced_by(commit).items():
+                replaced[shard] = replaced.get(shard, Intervals()) | parts
         for pieces in self._ranges.values():
             pieces.sort(key=lambda piece: piece[0].start)
         of_shards: dict[Shard, list[ClaimedRange]] = {}

@@ -583,11 +583,10 @@ def replacements(ledger: Ledger, state: LedgerState) -> Replacements:
     for commit in in_effect(_not_considered(ledger, state)):
         if commit.entry is None:
             continue
-        if commit.entry.write_mode.replaces_dead_letters:
-            for shard, parts in commit.entry.replaced.items():
-                # A batch may have an empty part of a shard.
-                if parts:
-                    ranges.setdefault(shard, []).extend((part, len(ages)) for part in parts)
+        for shard, parts in ledger.replaced_by(commit).items():
+            # A batch may have an empty part of a shard.
+            if parts:
+                ranges.setdefault(shard, []).extend((part, len(ages)) for part in parts)
         ages[commit.entry.bid] = len(ages)
     return Replacements(ranges, ages)
 

@@ -12,7 +12,8 @@ It applies the commits in log order:
     late commit    redo |= R ∩ (covered ∪ [−∞, claimed)), with ``covered`` before the commit, in place of the first
                    change of redo in its line above ; all of R after a RESTORE undid an adopt
     init, adopt    set origins (adopt: after the last row) and what the source reported at them
-    rebuild        covered := [−∞, position of the staging table) ;  redo := {} ;  its origin, last message and keys
+    rebuild        covered := [−∞, position of the staging table) ;  redo := {}, if it is late [its origin, ∞) ∩ covered
+                   ;  its origin, last message and keys
     purge          floor := max(floor, its own) ;  rebuild: none
     init, fence    may change how the group shares ; other entries of these kinds only use up a transaction number
     accept         origins of the new epoch ; the shards of the epoch before it are ended, redo := {} there, for good
@@ -57,7 +58,10 @@ NONE = Intervals()
 def fold(state: State, entry: LedgerEntry, *, late: bool) -> State:
     """Return the state after one commit of the group."""
     if entry.write_mode.rebuilds:
-        return {**state, **{shard: _rebuilt(state.get(shard, ShardState()), entry, shard) for shard in entry.ranges}}
+        return {
+            **state,
+            **{shard: _rebuilt(state.get(shard, ShardState()), entry, shard, late) for shard in entry.ranges},
+        }
     after = dict(state)
     facts = {**_facts_at_origins(entry), **entry.facts_at_start}
     for shard, origin in entry.origin.items():
@@ -117,13 +121,13 @@ def _last_message(before: ShardState, entry: LedgerEntry, shard: Shard, position
     return last if any(is_in_reach) else None
 
 
-def _rebuilt(known: ShardState, entry: LedgerEntry, shard: Shard) -> ShardState:
-    """Return the state of a shard after a rebuild, which is right also if it is late: it removes all rows."""
+def _rebuilt(known: ShardState, entry: LedgerEntry, shard: Shard, late: bool) -> ShardState:
+    """Return the state of a shard after a rebuild, which removes all rows, but if it is late, no dead letters."""
     start, end = entry.ranges[shard]
     return replace(
         known,
         covered=Intervals.of((MIN_SEQUENCE, end)),
-        redo=NONE,
+        redo=Intervals.of((start, end)) if late else NONE,
         origin=start,
         adopted=None,
         last=entry.last_messages.get(shard),

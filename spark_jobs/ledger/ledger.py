@@ -495,6 +495,22 @@ class Ledger:
         """
         yield from (commit for commit in self._not_removed(up_to) if commit.entry is not None)
 
+    def replaced_by(self, commit: Commit) -> Mapping[Shard, Intervals]:
+        """Return the places at which dead letters of older batches do not count because of a surviving commit.
+
+        A RESTORE after its plan may have brought back dead letters that it did not read, so that it replaces none. The
+        next run reads its places again.
+        """
+        entry = commit.entry
+        if entry is None or not entry.write_mode.replaces_dead_letters:
+            return {}
+        if not entry.write_mode.takes_effect_at_base:
+            # What was cleaned from the log is far older than a batch in flight.
+            with suppress(LedgerTruncatedError):
+                if self._is_planned_before_restore(entry, commit.version - 1):
+                    return {}
+        return entry.replaced
+
     def foreign(self) -> Iterator[Commit]:
         """Yield the commits in which other programs changed rows, and that no RESTORE removed, newest first."""
         for own in self._not_removed():

@@ -434,6 +434,83 @@ def using_up(*, absent: str = "shown", takes_next: bool = True, far: int = 5, ba
     return search(Model(init, step, bad, done))
 
 
+def replacing(*, late: str = "replaces", restores: int = 1, redos: int = 2) -> Result:
+    """The dead letter or the row of one message that the stream may lose, next to what replaces it.
+
+    What is read makes a row, a dead letter, or nothing, as it likes. Of a message that the stream has lost, what
+    replaces it writes what counted at its plan. It is planned again if the rows have changed when it lands.
+
+    Args:
+        late: whether a replace that lands behind a RESTORE ``replaces`` older dead letters, or whether they ``stay``.
+        restores: how many there may be, each to an earlier version of the table.
+        redos: how many replays or rewinds there may be.
+    """
+    # The log: (kind, base, what was made); kinds: a append, r replace, R RESTORE (base: the version). In flight: an
+    # entry, or None; whether the stream has lost the message.
+    init = ((), None, False, restores, redos)
+
+    def is_late(log: State, at: int) -> bool:
+        return any(kind == "R" for kind, _, _ in log[log[at][1] : at])
+
+    def rows(log: State) -> tuple[int, ...]:
+        """The commits that made the rows."""
+        states: list[tuple[int, ...]] = [()]
+        for at, (kind, base, made) in enumerate(log):
+            before = states[base] if kind == "R" else () if kind == "r" else states[-1]
+            states.append((*before, at) if made == "row" else before)
+        return states[-1]
+
+    def redo(log: State) -> bool:
+        states = [(False, False)]
+        for at, (kind, base, _) in enumerate(log):
+            is_again = states[-1][0] and (kind == "a" or is_late(log, at))
+            states.append(states[base] if kind == "R" else (True, is_again))
+        return states[-1][1]
+
+    def letters(log: State) -> list[int]:
+        """The commits whose dead letters count."""
+        found = []
+        for at in chain(log, len(log)):
+            found += [at] if log[at][2] == "letter" else []
+            if log[at][0] == "r" and not (late == "stay" and is_late(log, at)):
+                break
+        return found
+
+    def step(st: State) -> Iterator[tuple[str, State]]:
+        log, batch, is_gone, rs, again = st
+        if batch is not None:
+            kind, base, made = batch
+            if kind == "r" and rows(log[:base]) != rows(log):
+                yield "other rows: it is planned again", (log, None, is_gone, rs, again)
+            else:
+                yield f"it lands: {made}", ((*log, batch), None, is_gone, rs, again)
+        elif not is_gone and (not log or again):
+            for made in ("row", "letter", "nothing"):
+                planned = ("r" if chain(log, len(log)) else "a", len(log), made)
+                yield f"planned: {planned}", (log, planned, is_gone, rs, again - bool(log))
+        elif again or redo(log):
+            kept = "row" if rows(log) else "letter" if letters(log) else "unread"
+            yield f"planned, kept: {kept}", (log, ("r", len(log), kept), is_gone, rs, max(again - 1, 0))
+        if log and not is_gone:
+            yield "!the stream loses the message", (log, batch, True, rs, again)
+        for version in range(1, len(log)) if rs else ():
+            yield f"!RESTORE to {version}", ((*log, ("R", version, "")), batch, is_gone, rs - 1, again)
+
+    def bad(st: State) -> str | None:
+        log = st[0]
+        before, now = (len(rows(part)) + len(letters(part)) for part in (log[:-1], log))
+        if now > 1 and not redo(log):
+            return f"the message is there {now} times, and the ledger does not know"
+        if before and not now and log[-1][2] == "unread":
+            return "the last copy is gone"
+        return None
+
+    def done(st: State) -> bool:
+        return bool(st[0]) and st[1] is None and not redo(st[0])
+
+    return search(Model(init, step, bad, done))
+
+
 VARIANTS = (
     quick("e1", "same numbers, dead-letter write not verified", "BAD", lambda: model(verify=False)),
     quick("e2", "same numbers, verified by batch id, loser re-plans", "STUCK", model),
@@ -489,5 +566,8 @@ VARIANTS = (
         lambda: dismissing(rewinds=1, dismissals=1),
     ),
     Variant("dismiss5", "same, two rewinds and two dismissals", "PASS", dismissing),
+    quick("late1", "a replace behind a RESTORE also replaces dead letters that it brought back", "BAD", replacing),
+    quick("late2", "it replaces no dead letter, and is made again", "PASS", lambda: replacing(late="stay")),
+    Variant("late3", "same, two RESTOREs", "PASS", lambda: replacing(late="stay", restores=2, redos=3)),
     Variant("dismiss6", "same, two RESTOREs", "PASS", lambda: dismissing(rewinds=1, dismissals=1, restores=2)),
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.dead_letter_jobs import Redrive, RedriveJob
@@ -19,6 +19,7 @@ from spark_jobs.batches.rebuild import rebuild_events
 from spark_jobs.batches.replay import Replay, ReplayJob, rewind
 from spark_jobs.dead_letters.corrections import Corrections
 from spark_jobs.decoding.json_decoder import Json
+from spark_jobs.verify import verify
 from spark_jobs.writing.keyed import Keys
 from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.errors import DataLossError, InvalidOptionError
@@ -38,6 +39,7 @@ class Orders:
     spark: SparkSession
     folder: Path
     keys: Keys | None = None
+    transform: Callable[[DataFrame], DataFrame] | None = None
     name: str = field(default_factory=lambda: f"meanwhile-{uuid4().hex}")
 
     @property
@@ -47,7 +49,8 @@ class Orders:
     @property
     def what(self) -> Ingestion:
         decoder = Json("id BIGINT, user STRING")
-        return Ingestion("g", f"{self.folder}/t", decoder, keys=self.keys, retry_seconds=0.0)
+        keys, transform = self.keys, self.transform
+        return Ingestion("g", f"{self.folder}/t", decoder, keys=keys, transform=transform, retry_seconds=0.0)
 
     def send(self, *payloads: bytes) -> None:
         with create_producer(self.url) as producer:
@@ -88,6 +91,16 @@ class Orders:
 
     def restore(self, version: int) -> None:
         self.spark.sql(f"RESTORE TABLE delta.`{self.what.table}` TO VERSION AS OF {version}").collect()
+
+    def dead_letters(self) -> set[int]:
+        parts = list(self.what.dead_letters().counted_places(self.what.ledger()))
+        found = [number for part in parts for number in part.column("_sequence").to_pylist()]
+        assert len(set(found)) == len(found)
+        return set(found)
+
+    def is_right(self) -> bool:
+        with open_batch_source(self.url) as source:
+            return all(one.is_right for one in verify(source, self.what))
 
     def users(self) -> dict[int, str]:
         rows = self.spark.read.format("delta").load(self.what.table).collect()
@@ -174,3 +187,23 @@ def test_a_replay_keeps_the_last_copy_that_a_restore_brings_before_its_write(spa
     with pytest.raises(DataLossError):
         orders.replay(at(Step.WRITING, lambda: orders.restore(before)))
     assert orders.users() == {0: "u0", 1: "u1", 2: "u2"}
+
+
+@pytest.mark.parametrize("kind", ["replay", "rebuild"])
+def test_the_last_copy_of_a_dead_letter_stays_that_a_restore_brings_before_a_write(
+    spark: SparkSession, folder: Path, kind: str
+) -> None:
+    orders = Orders(spark, folder, transform=lambda rows: rows.where("user != 'dropped'"))
+    orders.send(order(0), b"broken", order(2))
+    before = orders.version()
+    orders.redrive({1: b'{"id": 1, "user": "dropped"}'})
+    assert orders.dead_letters() == set()
+    orders.lose(1)
+    restore = at(Step.WRITING, lambda: orders.restore(before), kind=kind)
+    orders.replay(restore) if kind == "replay" else orders.rebuild(restore)
+    assert orders.dead_letters() == {1}
+    with pytest.raises(DataLossError):
+        orders.drain()
+    assert orders.dead_letters() == {1}
+    assert not orders.is_right()
+    assert orders.users() == {0: "u0", 2: "u2"}
