@@ -527,13 +527,14 @@ class KafkaConsumer(LockedConsumer):
     def _assign_in_client(self, positions: Positions, *, had: frozenset[Shard]) -> None:
         """Assign these positions in the client: incrementally if the group does, else in place of all others."""
         places = places_of(positions)
+        # The client keeps a pause across assignments. If it is ended while the client starts an assignment, the client
+        # may take all that it fetches for outdated.
+        self._consumer.resume(places)
         if self._is_incremental():
             self._consumer.incremental_unassign(places_of({s: positions[s] for s in had & positions.keys()}))
             self._consumer.incremental_assign(places)
         else:
             self._consumer.assign(places)
-        # The client keeps a pause across assignments.
-        self._consumer.resume(places)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         shards = shards_of(partitions)

@@ -437,13 +437,12 @@ class TrackedConsumer(Consumer):
     def _moving(self) -> Iterator[None]:
         """Allow the block to move the consumer: no thread fetches meanwhile."""
         with self._fetching.moving(), self._activities.doing(Activity.SEEKING):
-            try:
-                yield
-            finally:
-                # Some clients forget pauses with a seek, others do not; the next fetch pauses the shards again.
-                if isinstance(self._consumer, PausableConsumer):
-                    self._consumer.resume(self._paused_in_client)
-                self._paused_in_client = frozenset()
+            # Some clients forget pauses with a seek, others do not; the next fetch pauses the shards again. A client of
+            # Kafka must not be resumed while it starts to read elsewhere.
+            if isinstance(self._consumer, PausableConsumer):
+                self._consumer.resume(self._paused_in_client)
+            self._paused_in_client = frozenset()
+            yield
 
     def seek(self, moment: datetime) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.seek`."""

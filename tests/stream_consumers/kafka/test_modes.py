@@ -27,6 +27,7 @@ from stream_consumers.kafka.consumer import KafkaConsumer
 from stream_consumers.kafka.membership import KafkaMembership
 from stream_consumers.messages import Message, Shard
 from stream_consumers.options import AutoStreamReset, ConsumerMode
+from stream_consumers.tracking.consumer import TrackedConsumer
 from stream_consumers.urls import StreamUrl
 from tests.support.polling import until
 from tests.support.raising import raises_with
@@ -339,6 +340,33 @@ def test_an_error_about_the_position_before_a_move_is_not_about_the_new_one(
         consumer.rewind(14)
         monkeypatch.setattr(consumer, "_consumer", OneMessageBefore(consumer._consumer, late))
         assert [message.sequence for message in consumer] == list(range(14, 20))
+
+
+class RecordedClient:
+    """A client that notes the names of the methods that are called."""
+
+    def __init__(self, client: Any) -> None:
+        self._client, self.called = client, list[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        self.called.append(name)
+        return getattr(self._client, name)
+
+
+def test_a_pause_ends_before_the_client_starts_elsewhere(kafka: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it ended meanwhile, the client may drop all that it fetches from then on."""
+    topic, group = create_topic(kafka, 2), unique_group()
+    fill(kafka, topic, 40, partitions=2)
+    with KafkaConsumer(url(kafka, topic), mode=RESUMABLE, group=group) as consumer:
+        recorded = RecordedClient(consumer._consumer)
+        monkeypatch.setattr(consumer, "_consumer", recorded)
+        tracked = TrackedConsumer(consumer, consumer)
+        tracked.pause_partitions([Shard(topic, 0)])
+        until(lambda: (tracked.next(0.1), "pause" in recorded.called)[1], what="a pause of the client")
+        recorded.called.clear()
+        tracked.rewind(Edge.BEGINNING)
+        assert {"resume", "assign"} <= {*recorded.called}
+        assert recorded.called[-1] == "assign"
 
 
 def test_brokers_and_topics_that_are_not_there(kafka: str, monkeypatch: pytest.MonkeyPatch) -> None:
