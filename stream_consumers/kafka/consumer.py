@@ -124,6 +124,7 @@ class KafkaConsumer(LockedConsumer):
         self._assigned: frozenset[Shard] = frozenset()
         # Assigned shards that are not read yet because the brokers have not returned their start.
         self._without_start: frozenset[Shard] = frozenset()
+        self._paused: frozenset[Shard] = frozenset()
         # The ends of the shards that were read to their ends.
         self._reached: dict[Shard, int] = {}
         self._newly_reached: dict[Shard, int] = {}
@@ -323,14 +324,18 @@ class KafkaConsumer(LockedConsumer):
         check_iterable("shards", shards)
         with self._lock.moving():
             self._check_open()
-            self._consumer.pause([TopicPartition(s.stream, s.id) for s in sorted(shards) if s in self._assigned])
+            chosen = self._assigned.intersection(shards)
+            self._paused |= chosen
+            self._consumer.pause([TopicPartition(shard.stream, shard.id) for shard in chosen])
 
     def resume(self, shards: Iterable[Shard]) -> None:
         """Fetch messages of these shards again, from where they were paused."""
         check_iterable("shards", shards)
         with self._lock.moving():
             self._check_open()
-            self._consumer.resume([TopicPartition(s.stream, s.id) for s in sorted(shards) if s in self._assigned])
+            if chosen := self._paused.intersection(shards):
+                self._paused -= chosen
+                self._consumer.resume([TopicPartition(shard.stream, shard.id) for shard in chosen])
 
     def close(self) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.close`."""
@@ -530,6 +535,7 @@ class KafkaConsumer(LockedConsumer):
         # The client keeps a pause across assignments. If it is ended while the client starts an assignment, the client
         # may take all that it fetches for outdated.
         self._consumer.resume(places)
+        self._paused -= positions.keys()
         if self._is_incremental():
             self._consumer.incremental_unassign(places_of({s: positions[s] for s in had & positions.keys()}))
             self._consumer.incremental_assign(places)

