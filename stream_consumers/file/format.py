@@ -7,6 +7,7 @@ that is a positive multiple of the beacon interval a beacon, even in the middle 
 from __future__ import annotations
 
 import struct
+from bisect import insort
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -276,6 +277,7 @@ class FrameWriter:
         self._pending = bytearray()
         self.offset = offset
         self.shards: dict[Shard, ShardTail] = dict(shards or {})
+        self._sorted = sorted(self.shards)
         if offset % beacon_interval == 0:
             self._write_beacon(remaining=0)
 
@@ -298,6 +300,8 @@ class FrameWriter:
         frame, checksum = encode_frame(shard, sequence, timestamp_ms, payload)
         pending, tail = len(self._pending), self.shards.get(shard)
         before = (self.offset, self._next_beacon, self._picked)
+        if tail is None:
+            insort(self._sorted, shard)
         # Beacons within the message include it.
         self.shards[shard] = (tail or NEW_SHARD).after(sequence, timestamp_ms, checksum)
         left = memoryview(frame)
@@ -313,6 +317,7 @@ class FrameWriter:
             del self._pending[pending:]
             if tail is None:
                 del self.shards[shard]
+                self._sorted.remove(shard)
             else:
                 self.shards[shard] = tail
             raise SizeLimitError(
@@ -348,7 +353,7 @@ class FrameWriter:
         self._append(Beacon(remaining, self._pick_markers()).encode())
 
     def _pick_markers(self) -> tuple[Marker, ...]:
-        known = sorted(self.shards)
+        known = self._sorted
         count = min(len(known), self._capacity)
         if not count:
             return ()
@@ -356,6 +361,6 @@ class FrameWriter:
         self._picked += count
         return tuple(
             Marker(shard, state.sequence, state.timestamp_ms, state.running_checksum)
-            for shard in islice(chain(known[first:], known), count)
+            for shard in islice(chain(known[first : first + count], known), count)
             for state in (self.shards[shard],)
         )

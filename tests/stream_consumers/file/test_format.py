@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_consumers.create import create_consumer
-from stream_consumers.errors import FormatError, InvalidOptionError, UnsupportedVersionError
+from stream_consumers.errors import FormatError, InvalidOptionError, SizeLimitError, UnsupportedVersionError
 from stream_consumers.file import format as file_format
 from stream_consumers.file.format import (
     EOS_PAYLOAD,
@@ -214,6 +214,15 @@ def test_a_frame_that_does_not_fit_leaves_the_writer_as_it_was() -> None:
     with pytest.raises(InvalidOptionError):
         writer.write(HELLO, -1, 0, b"")
     assert (writer.take(), writer.offset, writer.shards) == (b"", 128, {})
+
+
+def test_a_message_beyond_the_limit_leaves_no_shard_behind() -> None:
+    plain, limited = (FrameWriter(beacon_interval=1024, offset=128) for _ in range(2))
+    with pytest.raises(SizeLimitError):
+        limited.write(Shard("a"), 1, 1, bytes(2000), limit=200)
+    for writer in (plain, limited):
+        writer.write(Shard("b"), 1, 1, bytes(2000))
+    assert limited.take() == plain.take()
 
 
 @given(st.integers(0, 2**32 - 1), st.lists(MARKERS, max_size=6), st.binary(max_size=9), st.binary(max_size=9))
