@@ -178,7 +178,7 @@ def decode_frames(
     places = [np.flatnonzero(headers_of_rows == _TOMBSTONE)]
     parts = [_nulls(schema, len(places[0]), None)]
     with registry.open() if registry else nullcontext():
-        # The most frequent ids first: the registry's answers for them show which of the others are plausible.
+        # The most frequent ids first, because a registry is recognized by a schema that it has returned.
         counts = np.bincount(headers_of_rows[headers_of_rows != _TOMBSTONE], minlength=len(headers.dictionary))
         for place in np.argsort(-counts, kind="stable").tolist():
             header = headers.dictionary[place].as_py()

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
+
+import numpy as np
 
 from spark_jobs.decoding.decoders import import_library, shortened
 from spark_jobs.decoding.schema_limits import ENTRY_CHARACTERS, copied
@@ -31,7 +34,7 @@ from stream_consumers.urls import check_address
 # Without these, the client waits for an answer and caches the newest version of a subject forever.
 DEFAULTS: dict[str, Scalar] = {
     "timeout": 10,
-    "max.retries": 2,
+    "max.retries": 5,
     "retries.wait.ms": 200,
     "retries.max.wait.ms": 2000,
     "cache.latest.ttl.sec": 0,
@@ -39,13 +42,10 @@ DEFAULTS: dict[str, Scalar] = {
 UNKNOWN_SECONDS = 30.0
 """Seconds until an unknown id is requested again, doubled each time that it is still unknown."""
 MAX_UNKNOWN_DOUBLINGS = 5
-MAX_UNKNOWN_IDS = 10_000
+MAX_UNKNOWN_ERRORS = 10_000
+"""The number of unknown ids whose errors are kept."""
 MAX_ID = (1 << 31) - 1
 """The largest id of a registry. A larger number is damaged, and is not requested."""
-FREE_UNKNOWN_IDS = 100
-"""The number of unknown ids up to which any id is requested; see :meth:`Lookups.schema`."""
-MAX_NEW_ID_DISTANCE = 10_000
-"""The most by which a requested id may exceed twice the greatest known id."""
 MAX_CACHED_CHARACTERS = 16 << 20
 """The cache size of a process for each registry, in characters, because messages can name any number of schemas."""
 MAX_REFERENCES = 200
@@ -56,7 +56,7 @@ MAX_ANSWER_BYTES = 8 * MAX_SCHEMA_CHARACTERS
 MAX_ANSWER_SECONDS = 60.0
 """The longest time for an answer to arrive completely, in seconds."""
 MAX_WAIT_SECONDS = 10
-"""The longest wait of a look-up for a registry that limits requests, in seconds; beyond that the run retries."""
+"""The longest wait of a request for a registry that limits requests, in seconds; beyond that the run retries."""
 _NUMBERS = (
     "timeout",
     "cache.capacity",
@@ -217,23 +217,40 @@ class SchemaRegistry:
         with _making:
             if key not in _lookups:
                 _lookups[key] = Lookups(registry)
-            _lookups[key].learn(self.known_id)
+            _lookups[key].known_id = self.known_id or _lookups[key].known_id
             return _lookups[key]
 
 
-@dataclass(frozen=True, slots=True)
-class _Unknown:
-    """An id for which the registry returned no usable schema.
+_UNKNOWN_ID = np.dtype([("id_plus_one", np.uint32), ("doublings", np.uint8), ("asked", np.float64)])
+_PLACE_BITS = 20
 
-    Args:
-        asked: the time of the last request, by the monotonic clock.
-        doublings: how often the time until the next request was doubled.
-        error: the error of the look-up.
+
+class _UnknownIds:
+    """The times at which ids without a usable schema were requested, in 13 MiB.
+
+    There are about as many entries as a process can request ids until the first of them is requested again. Of the ids
+    with the same place in the table, only the last one is remembered. The places are random, so that ids cannot be
+    chosen to displace each other.
     """
 
-    asked: float
-    doublings: int
-    error: StreamAssetsError
+    def __init__(self) -> None:
+        self._entries = np.zeros(1 << _PLACE_BITS, _UNKNOWN_ID)
+        self._factor = secrets.randbits(64) | 1
+
+    def is_recent(self, number: int) -> bool:
+        """Return whether an id was requested so recently that it must not be requested again."""
+        id_plus_one, doublings, asked = self._entries[self._place(number)].item()
+        return bool(id_plus_one == number + 1 and time.monotonic() < asked + UNKNOWN_SECONDS * 2**doublings)
+
+    def add(self, number: int) -> None:
+        """Record that an id was requested now."""
+        place = self._place(number)
+        id_plus_one, doublings, _ = self._entries[place].item()
+        doublings = min(doublings + 1, MAX_UNKNOWN_DOUBLINGS) if id_plus_one == number + 1 else 0
+        self._entries[place] = (number + 1, doublings, time.monotonic())
+
+    def _place(self, number: int) -> int:
+        return (number * self._factor % (1 << 64)) >> (64 - _PLACE_BITS)
 
 
 class Lookups:
@@ -246,7 +263,7 @@ class Lookups:
     """
 
     def __init__(self, registry: SchemaRegistry) -> None:
-        self.known_id = self._greatest = 0
+        self.known_id = 0
         self._url = registry.url
         _check_url(registry.url)
         self._options = resolve(registry.options)
@@ -257,7 +274,9 @@ class Lookups:
         self._client: Any = None
         self._known: dict[tuple[object, ...], Any] = {}
         self._kept = 0
-        self._unknown: dict[tuple[object, ...], _Unknown] = {}
+        # For each subject and form.
+        self._unknown: defaultdict[tuple[str, str | None], _UnknownIds] = defaultdict(_UnknownIds)
+        self._errors: dict[tuple[object, ...], StreamAssetsError] = {}
 
     @contextmanager
     def session(self) -> Iterator[None]:
@@ -312,39 +331,33 @@ class Lookups:
     def schema(self, number: int, form: str | None, subject: str) -> StoredSchema:
         """See :meth:`SchemaRegistry.schema`.
 
-        Messages with damaged ids must not cause a request each. An unknown id may be new, so it is requested again, but
-        only after a while. Once :data:`FREE_UNKNOWN_IDS` ids are unknown, an id far above all known ids is not
-        requested.
+        Only the registry decides whether an id is unknown. An unknown id may be new, so it is requested again, but only
+        after a while. So damaged ids cost one request each, one after the other, at the rate of the registry.
         """
         key = (number, subject, form)
         if isinstance(known := self._known.get(key), StoredSchema):
             return known
-        is_far = number > 2 * self._greatest + MAX_NEW_ID_DISTANCE
-        if number > MAX_ID or (is_far and len(self._unknown) >= FREE_UNKNOWN_IDS):
+        if number > MAX_ID:
+            raise SchemaNotFoundError(f"schema id {number} is larger than ids can be", remedy="The message is damaged.")
+        unknown = self._unknown[subject, form]
+        if unknown.is_recent(number):
+            if key in self._errors:
+                raise copied(self._errors[key])
             raise SchemaNotFoundError(
-                f"schema id {number} is far above those of the schema registry {self._url}",
-                remedy="The message is damaged, or its schema is in another registry.",
+                f"the schema registry {self._url} has returned no usable schema with id {number}",
+                remedy="Check the producer.",
             )
-        before = self._unknown.get(key)
-        if before is not None and time.monotonic() < before.asked + UNKNOWN_SECONDS * 2**before.doublings:
-            raise copied(before.error)
         try:
             stored = self._asked_schema(number, form, subject)
         except (SchemaNotFoundError, SchemaMismatchError) as error:
-            self._unknown.pop(key, None)
-            if len(self._unknown) >= MAX_UNKNOWN_IDS:
-                del self._unknown[next(iter(self._unknown))]
-            doublings = 0 if before is None else min(before.doublings + 1, MAX_UNKNOWN_DOUBLINGS)
-            self._unknown[key] = _Unknown(time.monotonic(), doublings, copied(error))
+            unknown.add(number)
+            if len(self._errors) >= MAX_UNKNOWN_ERRORS:
+                self._errors.clear()
+            self._errors[key] = copied(error)
             raise
-        self._unknown.pop(key, None)
         self._keep(key, stored, stored.characters)
-        self.learn(number)
+        self.known_id = number
         return stored
-
-    def learn(self, number: int) -> None:
-        """Record the id of a schema that the registry has returned to this or another process; 0 for no id."""
-        self.known_id, self._greatest = number or self.known_id, max(number, self._greatest)
 
     def _asked_schema(self, number: int, form: str | None, subject: str) -> StoredSchema:
         try:
@@ -400,7 +413,7 @@ class Lookups:
 
         stored = replace(self._stored(self._ask(what, ask), form), subject=name)
         if isinstance(number, int):
-            self.learn(number)
+            self.known_id = number
         return stored
 
     def _stored(self, schema: Any, form: str | None) -> StoredSchema:
@@ -549,8 +562,9 @@ def _limit_answers(session: Any, remember: Callable[[str], None]) -> None:
             self._stream.close()
 
     def limit(response: Any) -> None:
-        # The client ignores this header. Wait here for a short time; for a longer one the run retries.
-        seconds = response.headers.get("retry-after", "")
+        # The client ignores this header. Wait here for a short time; for a longer one the run retries. Wait also if
+        # there is no such header, because the client's own waits are too short if several processes share the limit.
+        seconds = response.headers.get("retry-after", "1")
         if response.status_code == _TOO_MANY and seconds.isdecimal() and len(seconds) < 10:
             if int(seconds) > MAX_WAIT_SECONDS:
                 raise SchemaRegistryError(

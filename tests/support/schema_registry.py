@@ -173,6 +173,8 @@ def schema_registry(tls: ssl.SSLContext | None = None) -> Iterator[Registry]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        # Head and body are sent separately, and the body would wait 40 ms until the client confirms the head.
+        disable_nagle_algorithm = True
 
         def do_GET(self) -> None:
             self._reply()
