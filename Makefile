@@ -47,7 +47,7 @@ bench: setup ## How fast it is, beside its peers, into docs/benchmarks.md: an ho
 # PORT= is another port; KEEP= is a folder that keeps the data for the next start.
 SERVE = $(if $(PORT),--port $(PORT)) $(if $(KEEP),--keep $(KEEP))
 
-kafka: setup ## A real Kafka broker at localhost:9092 for examples/kafka, until Ctrl-C; PORT=9093 KEEP=.demo/kafka-data
+kafka: setup ## A real Kafka broker at localhost:9092 for examples/kafka, until Ctrl-C; PORT=9093 KEEP=.kafka-data
 	@$(BIN)/python -m tests.support.kafka_broker $(SERVE)
 
 redis: setup ## A real Redis server at localhost:6379 for examples/redis, until Ctrl-C; PORT= and KEEP= as for kafka

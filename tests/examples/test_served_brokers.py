@@ -49,6 +49,17 @@ def test_a_server_gets_no_secrets_of_the_environment(folder: Path, monkeypatch: 
     assert Path(found["TMPDIR"]).stat().st_mode & 0o777 == 0o700
 
 
+def test_the_log_of_a_server_is_private_and_no_link(folder: Path) -> None:
+    """The broker's has the name of its administrator. Another user may have put a link into a folder of theirs."""
+    log = folder / "log"
+    log.touch(0o644)
+    with running("true", ["/bin/true"], log):
+        assert log.stat().st_mode & 0o777 == 0o600
+    (folder / "link").symlink_to(log)
+    with pytest.raises(OSError, match="symbolic links"), running("true", ["/bin/true"], folder / "link"):
+        pass
+
+
 def test_another_user_neither_reads_kept_data_nor_changes_the_redis_server(folder: Path) -> None:
     kept, port = folder / "kept", some_port()
     kept.mkdir(mode=0o755)

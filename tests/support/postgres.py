@@ -9,7 +9,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -68,8 +68,11 @@ def postgres_server(*, port: int = 0, logs_changes: bool = False) -> Iterator[Po
 
     Its folder is not one of pytest: those of root are closed to the user that the server runs as.
     """
-    with tempfile.TemporaryDirectory(prefix="postgres-") as name:
-        folder, password = Path(name), secrets.token_hex(16)
+    with ExitStack() as stack:
+        folder, logs = (Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="postgres-"))) for _ in "12")
+        password = secrets.token_hex(16)
+        # The server works in it, and may not change it: it is root who opens the log.
+        logs.chmod(0o711)
         (folder / "password").write_text(password)
         if os.geteuid() == 0:
             for path in (folder, folder / "password"):
@@ -91,7 +94,7 @@ def postgres_server(*, port: int = 0, logs_changes: bool = False) -> Iterator[Po
             check=False,
         )
         assert made.returncode == 0, made.stdout + made.stderr
-        with anew(lambda: _server(folder, password, port, logs_changes), times=TRIES) as server:
+        with anew(lambda: _server(folder / "data", logs, password, port, logs_changes), times=TRIES) as server:
             own = replace(server, password=secrets.token_hex(16))
             replace(server, user=ADMINISTRATOR, database="postgres").run(
                 f"CREATE ROLE {USER} LOGIN REPLICATION PASSWORD '{own.password}'",
@@ -101,12 +104,12 @@ def postgres_server(*, port: int = 0, logs_changes: bool = False) -> Iterator[Po
 
 
 @contextmanager
-def _server(folder: Path, password: str, port: int, logs_changes: bool) -> Iterator[Postgres]:
+def _server(data: Path, logs: Path, password: str, port: int, logs_changes: bool) -> Iterator[Postgres]:
     port = port or some_port()
-    words = ["-D", str(folder / "data"), "-h", "127.0.0.1", "-p", str(port), "-k", "", "-F"]
+    words = ["-D", str(data), "-h", "127.0.0.1", "-p", str(port), "-k", "", "-F"]
     words += ["-c", f"wal_level={'logical' if logs_changes else 'replica'}"]
     # Interrupted, it closes all connections and ends.
-    with running("Postgres", _command("postgres", *words), folder / "server.log", stop=signal.SIGINT) as server:
+    with running("Postgres", _command("postgres", *words), logs / "server.log", stop=signal.SIGINT) as server:
         server.until(
             lambda: server.said("database system is ready to accept connections"),
             seconds=START_SECONDS,

@@ -86,7 +86,7 @@ def running(
     if environment is None:
         own = {name: os.environ[name] for name in VARIABLES if name in os.environ}
         environment = {**own, "TMPDIR": str(private_folder(log.parent))}
-    with log.open("wb") as output:
+    with open(log, "wb", opener=_open_private) as output:
         process = subprocess.Popen(
             command,
             env=environment,
@@ -122,6 +122,12 @@ def anew(start: Callable[[], AbstractContextManager[T]], *, times: int = 2) -> I
                 if not left:
                     raise
         yield started
+
+
+def _open_private(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags | os.O_NOFOLLOW, 0o600)
+    os.fchmod(descriptor, 0o600)
+    return descriptor
 
 
 def private_folder(folder: Path) -> Path:
