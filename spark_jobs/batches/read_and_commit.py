@@ -323,6 +323,9 @@ def _commit_rows(
     if target.ingestion.transform is not None:
         rows = only_within(rows, entry.extents)
     checked = rows if is_filtered else target.filter.failing_on_changes(rows)
+    if entry.write_mode.overwrites:
+        where, version = in_places(entry.affected), batch.state.version
+        checked = unless_changed(checked, target.ledger.log, version=version, where=where, fails=ROWS_CHANGED)
     failure = target.writer.try_write(checked, entry, truncate=truncate)
     target.observer(Step.ROWS_WRITTEN, batch)
     try:
@@ -374,7 +377,7 @@ def _with_last_copies(
         rows: the rows of the batch.
         frame: its messages.
         entry: its ledger entry.
-        version: the version of the table from which it was planned; the write fails if rows of the range come later.
+        version: the version of the table from which it was planned.
 
     Raises:
         DataLossError: there are some, and ``on_data_loss`` is not ``record``.
@@ -382,11 +385,11 @@ def _with_last_copies(
     log = target.ledger.log
     table = read_table(target.spark, log, version=version)
     last, count = _without_messages(target, table, frame, entry, what="rows")
-    if count:
-        snapshot = log.snapshot()
-        computed = (snapshot.computed_columns if snapshot else frozenset()) - set(rows.columns)
-        rows = rows.unionByName(last.select(*map(quoted, table.columns)).drop(*computed), allowMissingColumns=True)
-    return unless_changed(rows, log, version=version, where=in_places(entry.affected), fails=ROWS_CHANGED)
+    if not count:
+        return rows
+    snapshot = log.snapshot()
+    computed = (snapshot.computed_columns if snapshot else frozenset()) - set(rows.columns)
+    return rows.unionByName(last.select(*map(quoted, table.columns)).drop(*computed), allowMissingColumns=True)
 
 
 def _last_dead_letters(target: TargetTable, frame: DataFrame, entry: LedgerEntry) -> tuple[DataFrame | None, int]:

@@ -387,11 +387,13 @@ def check_files(log: DeltaLog, version: int) -> None:
 
 
 def unless_changed(rows: DataFrame, log: DeltaLog, *, version: int, where: str = "TRUE", fails: str) -> DataFrame:
-    """Return the same rows, whose write fails if other rows of the table come or go before it.
+    """Return the same rows, whose write fails if other rows of the table come, go or change before it.
 
     A write removes what the table has when Delta begins it, and that may be later than the plan. A RESTORE takes no
-    transaction number, so that the number of the batch is still free. Delta reads the table for this check in the
-    version whose rows it removes.
+    transaction number, and the shards of a group may have sequences of their own, so that the number of the batch is
+    still free. Delta reads the table for this check in the version whose rows it removes. The check is a part of the
+    frame that has no rows, because Spark would not compute a condition for a batch that it knows to be empty. Apply it
+    after all conditions that raise errors: Spark may compute them for that part as well.
 
     Args:
         rows: the rows to write.
@@ -400,14 +402,19 @@ def unless_changed(rows: DataFrame, log: DeltaLog, *, version: int, where: str =
         where: selects the rows of the table that must not change.
         fails: the text of the error.
     """
-    spark = rows.sparkSession
-    # The order of the rows does not matter.
-    places = f.struct(f.count("*"), f.expr("bit_xor(xxhash64(_stream, _shard, _sequence))"))
-    known = read_table(spark, log, version=version).where(where).agg(places.alias("places")).collect()[0]["places"]
-    wanted = f.struct(f.lit(known[0]), f.lit(known[1]).cast("bigint"))
-    is_same = f.when(places.eqNullSafe(wanted), f.lit(True)).otherwise(f.raise_error(f.lit(fails)))
-    now = read_table(spark, log).where(where).agg(is_same.alias("is_same"))
-    return rows.where(now.scalar())
+    known = _identity_of(read_table(rows.sparkSession, log, version=version).where(where), "known")
+    found = _identity_of(read_table(rows.sparkSession, log).where(where), "found")
+    is_changed = f.when(f.expr("known <=> found"), f.lit(False)).otherwise(f.raise_error(f.lit(fails)))
+    return rows.unionByName(known.crossJoin(found).where(is_changed).select(), allowMissingColumns=True)
+
+
+def _identity_of(rows: DataFrame, name: str) -> DataFrame:
+    """Return one value that differs if the rows are others: a data file never changes, and a new one has a new name.
+
+    Two rows of one message cancel each other out in ``bit_xor``, but not in ``sum``.
+    """
+    row = (rows.metadataColumn("_metadata")["file_path"], *map(f.col, ROW_PLACE))
+    return rows.agg(f.struct(f.sum(f.hash(*row)), f.bit_xor(f.xxhash64(*row))).alias(name))
 
 
 def read_table(spark: SparkSession, log: DeltaLog, *, version: int | None = None) -> DataFrame:

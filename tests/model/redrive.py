@@ -21,6 +21,10 @@ def model(
     restores: int = 1,
     crashes: int = 1,
     messages: State = (FIXED, ROW, FIXED),
+    corrects: bool = False,
+    compares: str = "",
+    rewinds: int = 0,
+    gone: State = (),
 ) -> Result:
     """Explore it.
 
@@ -39,11 +43,19 @@ def model(
         restores: how many there may be.
         crashes: how many there may be.
         messages: what the stream holds; ingestion has the old decoder.
+        corrects: each redrive gives one message another payload, which may have been corrected before, and ends.
+            Whatever is planned later, and reads the message, has its newest correction.
+        compares: what a replace compares at its places, at its plan and at its write: the number of ``rows`` of each
+            message; or ``which`` rows they are; nothing if empty. If that has changed, it is planned again.
+        rewinds: how many there may be.
+        gone: the messages that the stream has lost since they were read first. What replaces them writes the rows again
+            that they had at its plan.
     """
-    # The log: (app, number, kind, places, rows, batch id, base); kinds: a append, r replace, p replay, d redrive, R
-    # RESTORE (number: the version). Dead letters: (batch id, message, whether they were deleted). Runs: ("i",) idle;
-    # ("l", …) about to write dead letters; ("w", …) about to write the commit; ("x",) over. The first one ingests, the
-    # second one replays, the others redrive. A late replace is assumed to have removed nothing: that is the worst.
+    # The log: (app, number, kind, places, rows, batch id, base); kinds: a append, r replace, p replay, d redrive, w
+    # rewind, R RESTORE (number: the version). Dead letters: (batch id, message, whether they were deleted). Runs:
+    # ("i",) idle; ("l", …) about to write dead letters; ("w", …) about to write the commit; ("x",) over. The first one
+    # ingests, the second one replays, the others redrive. A late replace is assumed to have removed nothing: that is
+    # the worst.
     size = len(messages)
     everything = frozenset(range(size))
     runs = (("i",), ("i",) if replay else ("x",), *[("i",)] * redrives)
@@ -67,24 +79,45 @@ def model(
         return found
 
     def rows(log: State) -> State:
-        """The rows of each message."""
-        at = [(0,) * size]
+        """For each message, the commits that made its rows."""
+        at: list[State] = [((),) * size]
         for number, c in enumerate(log):
             if c[2] == "R":
                 at.append(at[c[1]])
                 continue
             removes = c[2] in "rpd" and not (c[2] == "d" and way != "replace" and way != "hull")
             removes = removes and not is_late(log, number)
-            at.append(tuple((0 if removes and x in c[3] else at[-1][x]) + (x in c[4]) for x in range(size)))
+            before = tuple(() if removes and x in c[3] else at[-1][x] for x in range(size))
+            at.append(tuple((*before[x], number) if x in c[4] else before[x] for x in range(size)))
         return at[-1]
+
+    def is_changed(log: State, base: int, places: frozenset[int]) -> bool:
+        """Whether a replace of these places, that was planned from a version, finds that others have changed them."""
+        then, now = rows(log[:base]), rows(log)
+        if compares == "rows":
+            return any(len(then[x]) != len(now[x]) for x in places)
+        return compares == "which" and any(then[x] != now[x] for x in places)
+
+    def in_force(log: State, x: int) -> int:
+        """The redrive whose correction of a message is in force; -1 without one."""
+        return next((at for at in surviving(log) if log[at][2] == "d" and x in log[at][3]), -1) if corrects else -1
+
+    def correction_of(log: State, number: int, x: int) -> int:
+        """The redrive with whose correction a commit made its row of a message."""
+        _, _, kind, _, _, _, base = log[number]
+        if kind == "d" or not corrects:
+            return number if corrects else -1
+        if kind in "rp" and x in gone:
+            return max(correction_of(log, maker, x) for maker in rows(log[:base])[x])
+        return in_force(log[:base], x)
 
     def fold(log: State) -> tuple[frozenset[int], frozenset[int]]:
         """What is covered, and what has to be replaced."""
         at = [(frozenset[int](), frozenset[int]())]
         for number, c in enumerate(log):
             covered, redo = at[-1]
-            if c[2] == "R":
-                at.append(at[c[1]])
+            if c[2] in "Rw":
+                at.append(at[c[1]] if c[2] == "R" else (covered, covered))
                 continue
             is_double = c[2] == "a" or (is_late(log, number) and not (c[2] == "d" and late == "trusted"))
             redo = redo | c[3] & covered if is_double else redo - c[3]
@@ -111,9 +144,15 @@ def model(
             )
         ]
 
-    def read(places: frozenset[int], decoder: str) -> tuple[frozenset[int], frozenset[int]]:
-        """Rows and dead letters."""
-        good = frozenset(x for x in places if messages[x] == ROW or (messages[x] == FIXED and decoder == "new"))
+    def read(places: frozenset[int], decoder: str, log: State = ()) -> tuple[frozenset[int], frozenset[int]]:
+        """Rows and dead letters, next to what the table has where the places are replaced."""
+        known = rows(log)
+        good = frozenset(
+            x
+            for x in places
+            if (known[x] if log and x in gone else messages[x] == ROW or in_force(log, x) >= 0)
+            or (messages[x] == FIXED and decoder == "new")
+        )
         return good, places - good
 
     def step(st: State) -> Iterator[tuple[str, State]]:
@@ -132,17 +171,21 @@ def model(
                     part = frozenset(range(start, end))
                     if part <= missing:
                         kind = "r" if redo else "a"
-                        plan = ("A", last(log, "A") + 1, kind, part, *read(part, "old"), bids, len(log))
+                        found = read(part, "old", log if redo else ())
+                        plan = ("A", last(log, "A") + 1, kind, part, *found, bids, len(log))
                         yield f"{who} plans {kind} [{start},{end})", to(i, ("l", *plan), bids=bids + 1)
             elif p[0] == "i" and i == 1:
                 if covered:
-                    plan = ("P", last(log, "P") + 1, "p", covered, *read(covered, replay), bids, len(log))
+                    found = read(covered, replay, log)
+                    plan = ("P", last(log, "P") + 1, "p", covered, *found, bids, len(log))
                     yield f"{who} plans {sorted(covered)}", to(i, ("l", *plan), bids=bids + 1)
                 yield f"{who} is not wanted", to(i, ("x",))
             elif p[0] == "i":
                 found = frozenset(x for _, x in counted(log, letters)) & covered
-                good, _ = read(found, "new")
-                if good:
+                corrected = frozenset(x for x in covered if in_force(log, x) >= 0)
+                for good in [frozenset({x}) for x in found | corrected] if corrects else [read(found, "new")[0]]:
+                    if not good:
+                        continue
                     places = frozenset(range(min(good), max(good) + 1)) if way == "hull" else good
                     name = "P" if app == "shared" else "D"
                     plan = (name, last(log, name) + 1, "d", places, good, frozenset(), bids, len(log))
@@ -158,7 +201,10 @@ def model(
             elif p[0] == "w":
                 _, name, n, kind, places, good, _, bid, base = p
                 ok = last(log, name) < n
-                after = ("x",) if i == 1 and ok else ("i",)
+                if ok and kind in "rpd" and is_changed(log, base, places):
+                    yield f"{who} finds other rows at {sorted(places)}: plans again", to(i, ("i",))
+                    continue
+                after = ("x",) if ok and (i == 1 or (i > 1 and corrects)) else ("i",)
                 if ok and kind == "d" and way == "delete_after":
                     after = ("e", places)
                 commit = (name, n, kind, places, good, bid, base)
@@ -173,6 +219,9 @@ def model(
                 yield f"{who} deletes the dead letters {sorted(p[1])}", to(i, ("i",), letters=known)
             if cr and p[0] not in "ix":
                 yield f"!{who} crashes", (log, letters, put(ps, i, ("i",)), rs, cr - 1, bids)
+        if covered and sum(c[2] == "w" for c in log) < rewinds:
+            rewind = ("A", last(log, "A") + 1, "w", frozenset(), frozenset(), -1, len(log))
+            yield "!a rewind", ((*log, rewind), letters, ps, rs, cr, bids)
         if rs:
             for version in range(len(log)):
                 restore = ("", version, "R", frozenset(), frozenset(), -1, 0)
@@ -183,21 +232,30 @@ def model(
         covered, redo = fold(log)
         there, dead = rows(log), [x for _, x in counted(log, letters)]
         for x in range(size):
-            found = there[x] + dead.count(x)
+            found = len(there[x]) + dead.count(x)
             if found > 1 and x not in redo:
                 return f"message {x} is there {found} times, and the ledger does not know"
             if (found > 0) != (x in covered):
                 return f"message {x} is {'lost' if x in covered else 'there, and will be read again'}"
+            if x not in redo and any(correction_of(log, maker, x) != in_force(log, x) for maker in there[x]):
+                return f"message {x} has another correction than that in force"
         return None
 
     def done(st: State) -> bool:
         log, letters, ps = st[:3]
         covered, redo = fold(log)
         left = {messages[x] for _, x in counted(log, letters)}
-        is_over = ps[1] == ("x",) and all(p == ("i",) for i, p in enumerate(ps) if i != 1)
-        return is_over and covered == everything and not redo and FIXED not in left
+        is_over = ps[1] == ("x",) and all(p in (("i",), ("x",)) for p in ps)
+        return is_over and covered == everything and not redo and (corrects or FIXED not in left)
 
     return search(Model(init, step, bad, done))
+
+
+def corrected(*, compares: str = "", gone: State = (), restores: int = 0) -> Result:
+    """Explore two redrives that correct one message, next to a rewound batch in another transaction sequence."""
+    return model(
+        corrects=True, compares=compares, rewinds=1, gone=gone, restores=restores, crashes=0, messages=(FIXED,)
+    )
 
 
 VARIANTS = (
@@ -267,5 +325,20 @@ VARIANTS = (
         "a redrive that lands behind a RESTORE is trusted",
         "BAD",
         lambda: model(late="trusted", messages=(FIXED,), restores=2, crashes=0),
+    ),
+    quick("d11", "a rewound batch next to redrives of one message: what it replaces is not compared", "BAD", corrected),
+    quick("d11-rows", "same, the number of rows is compared", "BAD", lambda: corrected(compares="rows")),
+    quick("d11-which", "same, the rows are compared", "PASS", lambda: corrected(compares="which")),
+    quick(
+        "d12-rows",
+        "same, the stream has lost the message, a RESTORE, the number of rows is compared",
+        "BAD",
+        lambda: corrected(compares="rows", gone=(0,), restores=1),
+    ),
+    Variant(
+        "d12-which",
+        "same, the rows are compared",
+        "PASS",
+        lambda: corrected(compares="which", gone=(0,), restores=1),
     ),
 )

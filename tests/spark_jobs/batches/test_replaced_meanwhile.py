@@ -25,6 +25,7 @@ from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.errors import DataLossError, InvalidOptionError
 from stream_consumers.memory import memory_broker
 from stream_consumers.messages import Shard
+from stream_consumers.options import ConsumerMode, DataLoss, ErrorPolicy
 from stream_consumers.urls import StreamUrl
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -40,6 +41,8 @@ class Orders:
     folder: Path
     keys: Keys | None = None
     transform: Callable[[DataFrame], DataFrame] | None = None
+    sharing: ConsumerMode = ConsumerMode.RESUMABLE
+    on_data_loss: DataLoss = DataLoss.ERROR
     name: str = field(default_factory=lambda: f"meanwhile-{uuid4().hex}")
 
     @property
@@ -49,8 +52,9 @@ class Orders:
     @property
     def what(self) -> Ingestion:
         decoder = Json("id BIGINT, user STRING")
-        keys, transform = self.keys, self.transform
-        return Ingestion("g", f"{self.folder}/t", decoder, keys=keys, transform=transform, retry_seconds=0.0)
+        errors, table = ErrorPolicy(on_data_loss=self.on_data_loss), f"{self.folder}/t"
+        more = {"keys": self.keys, "transform": self.transform, "sharing": self.sharing}
+        return Ingestion("g", table, decoder, errors=errors, retry_seconds=0.0, **more)
 
     def send(self, *payloads: bytes) -> None:
         with create_producer(self.url) as producer:
@@ -64,7 +68,8 @@ class Orders:
 
     def drain(self, observer: Observer = ignore_steps) -> None:
         with open_batch_source(self.url) as source:
-            list(drain_batches(IngestJob(self.spark, source, self.what, observer=observer)))
+            for what, _ in self.what.by_sequence([ORDERS]):
+                list(drain_batches(IngestJob(self.spark, source, what, observer=observer)))
 
     def rewind(self) -> None:
         with open_batch_source(self.url) as source:
@@ -126,8 +131,11 @@ def order(number: int) -> bytes:
     return b'{"id": %d, "user": "u%d"}' % (number, number)
 
 
-def test_a_rewound_batch_has_the_correction_that_came_while_it_was_read(spark: SparkSession, folder: Path) -> None:
-    orders = Orders(spark, folder)
+@pytest.mark.parametrize("sharing", [ConsumerMode.RESUMABLE, ConsumerMode.LOAD_BALANCED])
+def test_a_rewound_batch_has_the_correction_that_came_while_it_was_read(
+    spark: SparkSession, folder: Path, sharing: ConsumerMode
+) -> None:
+    orders = Orders(spark, folder, sharing=sharing)
     orders.send(order(0), b"broken", order(2))
     orders.redrive({1: A})
     orders.rewind()
@@ -207,3 +215,16 @@ def test_the_last_copy_of_a_dead_letter_stays_that_a_restore_brings_before_a_wri
     assert orders.dead_letters() == {1}
     assert not orders.is_right()
     assert orders.users() == {0: "u0", 2: "u2"}
+
+
+def test_a_replay_keeps_the_copy_that_a_restore_brings_in_place_of_a_newer_one(
+    spark: SparkSession, folder: Path
+) -> None:
+    orders = Orders(spark, folder, on_data_loss=DataLoss.RECORD)
+    orders.send(order(0), b"broken", order(2))
+    orders.redrive({1: A})
+    before = orders.version()
+    orders.redrive({1: B})
+    orders.lose(1)
+    orders.replay(at(Step.WRITING, lambda: orders.restore(before)))
+    assert orders.users() == {0: "u0", 1: "a", 2: "u2"}
