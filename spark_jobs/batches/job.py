@@ -270,8 +270,10 @@ class SourceJob(BatchJob):
     def _plan_again(self, ranges: Mapping[Shard, Range]) -> BatchPlan | None:
         """Plan messages that were read before, with their corrections."""
         plan = self._plan_ranges(ranges)
-        if plan is None:
-            return None
+        return None if plan is None else self._corrected(plan)
+
+    def _corrected(self, plan: BatchPlan) -> BatchPlan:
+        """Return the plan with the corrections that are in force now, in place of those that it has."""
         return replace(plan, splits=corrected_splits(plan.splits, self._corrections(plan.ranges)))
 
     def check_read(self) -> None:

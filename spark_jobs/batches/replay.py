@@ -44,7 +44,6 @@ from spark_jobs.batches.source_checks import (
     redoes_rest,
 )
 from spark_jobs.batches.target_table import commit_empty
-from spark_jobs.dead_letters.corrections import corrected_splits
 from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.ledger.entries import (
     CLAIMS,
@@ -508,11 +507,9 @@ class ReplayJob(SourceJob):
         if not resolved.left:
             self.clean_up_dead_letters(state, again=True)
             return None
-        plan = self._plan_ranges(resolved.left)
+        plan = self._plan_again(resolved.left)
         if plan is None:
             return None
-        records = self._corrections(plan.ranges)
-        plan = replace(plan, splits=corrected_splits(plan.splits, records))
         fields = PlannedFields(
             ranges=plan.ranges,
             mode=self._mode(),
@@ -520,7 +517,7 @@ class ReplayJob(SourceJob):
             goal=resolved.progress.goal,
             begins=not resolved.progress.done,
         )
-        return Batch("replay", checked, plan, fields, identities=self._identities, job_data=records)
+        return Batch("replay", checked, plan, fields, identities=self._identities)
 
     def _mode(self) -> str:
         """Return the write mode of the batches.
@@ -544,7 +541,7 @@ class ReplayJob(SourceJob):
         """Return whether the whole batch is still left to replace, with the same corrections."""
         gaps, ranges = self._left(state), batch.plan.ranges
         is_left = all(shard in gaps and part == part.clamp(gaps[shard]) for shard, part in ranges.items())
-        return is_left and bool(self._corrections(ranges).equals(batch.job_data))
+        return is_left and self._corrected(batch.plan) == batch.plan
 
 
 @dataclass(frozen=True, slots=True)

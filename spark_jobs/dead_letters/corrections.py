@@ -86,13 +86,14 @@ def corrected_splits(splits: Sequence[Split], records: pa.Table) -> list[Split]:
     """Return splits that yield the corrections in place of the payloads.
 
     Args:
-        splits: what reads the messages.
+        splits: what reads the messages; other corrections that they have are left out.
         records: see :meth:`spark_jobs.dead_letters.table.DeadLetterTable.corrections`.
     """
+    plain = [one.split if isinstance(one, CorrectedSplit) else one for one in splits]
     if not records.num_rows:
-        return list(splits)
+        return plain
     corrected = StoredSplit.of(corrected_messages(records))
-    return [CorrectedSplit(split, corrected) for split in splits]
+    return [CorrectedSplit(split, corrected) for split in plain]
 
 
 def with_payloads(messages: pa.RecordBatch, corrected: pa.Table) -> pa.RecordBatch:
