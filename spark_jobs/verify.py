@@ -25,6 +25,7 @@ import pyarrow as pa
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.batches.source_checks import lag, losses_of_stream
 from spark_jobs.claims.claim_state import ClaimState
+from spark_jobs.dead_letters.table import NO_TABLE
 from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.ledger.entries import ClaimedRange, LedgerEntry, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
@@ -55,7 +56,6 @@ from stream_consumers.options import Limits
 
 _NONE: Sequences = np.empty(0, np.int64)
 EXAMPLES = 5
-MAX_SNAPSHOT_TRIES = 20
 # The version for rows of several batches, which can only be compared together.
 _NO_BATCH = -1
 COUNTS = (
@@ -265,13 +265,8 @@ class _Table:
         self._table = ingestion.dead_letters()
         self._dead_letter_log = self._table.log()
         self.state = self.ledger.read()
-        for _ in range(MAX_SNAPSHOT_TRIES):
-            snapshot = self._dead_letter_log.snapshot()
-            self._version = snapshot.version if snapshot is not None else None
-            self._left_out = self._table.not_counting(self.ledger, version=self._version)
-            before, self.state = self.state, self.ledger.read()
-            if self.state.version == before.version:
-                break
+        self._left_out = self._table.not_counting(self.ledger, self.state)
+        self._version = self._left_out.version
         # Adopted rows may have no timestamp.
         names = column_names(self.ledger.log, version=self.state.version) if self.state.version >= 0 else ()
         self._columns = ROW_TIME if ROW_TIME[-1] in names else ROW_PLACE
@@ -311,7 +306,7 @@ class _Table:
     def unplaced_dead_letters(self) -> Counter[tuple[Shard, int | None]]:
         """Count the dead letters without a sequence, by their offset: of a lost framing, or (``None``) a lost range."""
         found: Counter[tuple[Shard, int | None]] = Counter()
-        if self._version is None:
+        if self._version == NO_TABLE:
             return found
         known = column_names(self._dead_letter_log, version=self._version)
         names = [name for name in ("_stream", "_shard", "offset") if name in known]
@@ -321,17 +316,15 @@ class _Table:
         return found
 
     def _scan_dead_letters(self, where: str, columns: Sequence[str] = ROW_PLACE) -> Iterator[pa.RecordBatch]:
-        if self._version is not None:
-            group = self.ledger.group
-            yield from self._table.scan(group, self._left_out, columns, where=where, version=self._version)
+        return self._table.scan(self.ledger.group, self._left_out, columns, where=where)
 
     def dead_letters_by_batch(self) -> Counter[str]:
         """Count the dead letters of each batch, including those that do not count."""
-        return self._table.by_batch(version=self._version) if self._version is not None else Counter()
+        return self._table.by_batch(version=self._version) if self._version != NO_TABLE else Counter()
 
     def most_deleted(self, bid: str, replaced: Mapping[Shard, Intervals]) -> int:
         """Return how many dead letters of a batch may have been deleted, because their range was replaced."""
-        if not replaced or self._version is None:
+        if not replaced or self._version == NO_TABLE:
             return sum(parts.size for parts in replaced.values())
         commit: Commit | None = None
         with suppress(LedgerUnreadableError):

@@ -141,9 +141,6 @@ class BatchJob(ABC):
         found = self._checked
         if again or found is None or self.ledger.was_restored(after=self._checked_at, state=state):
             found = self._checked = self.target.dead_letters.clean_up(self.target.spark, self.ledger, state)
-            if found is None:
-                # Another run has committed meanwhile. The state has the result of an earlier check.
-                return state
         self._checked_at = state.version
         return replace(
             state,

@@ -25,6 +25,7 @@ from spark_jobs.batches.target_table import OutdatedError, TargetTable
 from spark_jobs.dead_letters.table import DEAD_LETTER_SCHEMA, NotCounting, lost_ranges
 from spark_jobs.decoding.ddl import quoted
 from spark_jobs.ledger.entries import MODES, LedgerEntry
+from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.ledger.table_rows import ROW_PLACE, in_places, in_ranges
 from spark_jobs.reading.rejection import fail_on_bad_rows
 from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, STREAM_COLUMNS, read_on_driver, read_splits
@@ -264,7 +265,7 @@ def commit_batch(target: TargetTable, batch: Batch, filtered: FilteredBatch) -> 
         rows = _with_last_copies(target, rows, filtered.frame, entry, version=batch.state.version)
     if entry.write_mode.replaces_dead_letters and not entry.places:
         # Not for a redrive, whose messages are the dead letters themselves.
-        kept, count = _last_dead_letters(target, filtered.frame, entry)
+        kept, count = _last_dead_letters(target, filtered.frame, entry, batch.state)
         entry = replace(entry, dead=entry.dead + count)
     if entry.dead or entry.lost:
         letters = filtered.frame.where(f.col("_error").isNotNull()).select(*STREAM_COLUMNS, *DEAD_LETTER_COLUMNS)
@@ -392,13 +393,15 @@ def _with_last_copies(
     return rows.unionByName(last.select(*map(quoted, table.columns)).drop(*computed), allowMissingColumns=True)
 
 
-def _last_dead_letters(target: TargetTable, frame: DataFrame, entry: LedgerEntry) -> tuple[DataFrame | None, int]:
+def _last_dead_letters(
+    target: TargetTable, frame: DataFrame, entry: LedgerEntry, state: LedgerState
+) -> tuple[DataFrame | None, int]:
     """Return the dead letters of the range that are last copies, and their count; the batch writes them again."""
     table, ledger, where = target.dead_letters, target.ledger, in_places(entry.affected)
     # Most ranges have none, which delta-rs finds without a Spark job.
     if not any(len(part) for part in table.scan(ledger.group, NotCounting(), ROW_PLACE, where=where)):
         return None, 0
-    dead_letters = table.counted(target.spark, ledger)
+    dead_letters = table.counted(target.spark, ledger, state)
     assert dead_letters is not None
     last, count = _without_messages(target, dead_letters, frame, entry, what="dead letters")
     return (last if count else None), count

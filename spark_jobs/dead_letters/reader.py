@@ -19,6 +19,7 @@ from spark_jobs.dead_letters.table import (
     COPIED_COLUMNS,
     DEAD_LETTER_SCHEMA,
     HAS_NO_SEQUENCE,
+    NO_TABLE,
     DeadLetterTable,
     NotCounting,
     counts,
@@ -194,32 +195,25 @@ class DeadLetterSnapshot:
 
     table: DeadLetterTable
     group: str
-    version: int
     left_out: NotCounting
     columns: Collection[str]
 
     @classmethod
     def of(cls, table: DeadLetterTable, ledger: Ledger) -> DeadLetterSnapshot:
         """Return the newest version."""
-        now = table.log().snapshot()
-        if now is None:
-            return cls(table, ledger.group, -1, NotCounting(), frozenset())
-        # Read after the version: a later version may have dead letters of a batch in flight, whose status is open.
-        left_out = table.not_counting(ledger, version=now.version)
-        columns = frozenset(column_names(table.log(), version=now.version))
-        return cls(table, ledger.group, now.version, left_out, columns)
+        left_out = table.not_counting(ledger)
+        has_table = left_out.version != NO_TABLE
+        columns = column_names(table.log(), version=left_out.version) if has_table else ()
+        return cls(table, ledger.group, left_out, frozenset(columns))
 
     def scan(self, wanted: DeadLetterFilter, names: Sequence[str], where: str = "") -> Iterator[pa.RecordBatch]:
         """Yield the selected dead letters with their status, in no order."""
-        if self.version < 0:
-            return
         condition = " AND ".join(filter(None, (wanted.where(), where)))
         key = (*STATUS_KEY, *(("error", "offset") if wanted.reason or self.left_out.unplaced else ()))
         needed = [name for name in dict.fromkeys([*names, *key]) if name in self.columns]
         has_all = wanted.includes_uncounted
-        for found in self.table.scan(
-            self.group, NotCounting(), needed, where=condition, version=self.version, has_corrected=has_all
-        ):
+        every = NotCounting(version=self.left_out.version)
+        for found in self.table.scan(self.group, every, needed, where=condition, has_corrected=has_all):
             batch = wanted.filtered(found)
             status = _status(batch, self.left_out)
             if wanted.is_dismissed or not has_all:

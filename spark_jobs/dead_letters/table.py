@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from spark_jobs.ledger.delta_log import Commit, DeltaLog
+from spark_jobs.ledger.delta_log import Commit, DeltaLog, TableSnapshot
 from spark_jobs.ledger.entries import BATCH_ID, LedgerEntry, Uncounted
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState, in_effect
@@ -49,6 +49,8 @@ MAX_DELETED_BATCHES = 100
 """The most batches whose dead letters one DELETE removes; each adds a term to its condition."""
 SUFFIX = "_dead_letters"
 """What follows the path of a table in that of its dead letters."""
+NO_TABLE = -1
+"""The version if there is no table."""
 FORMAT = 1
 """The format number that is written into commit metadata; the numbers in :data:`FORMATS` can be read."""
 FORMATS = range(1, FORMAT + 1)
@@ -117,10 +119,13 @@ class NotCounting:
         ranges: for each batch id, the ranges that do not count; empty for the whole batch.
         unplaced: the keys of dead letters without a sequence that a dismissal replaces, or a newer dead letter of the
             same offset, because a replay or a rewind read the damage again.
+        version: the version of the dead-letter table that this is about; -1 if there is none, and ``None`` for the
+            newest one at the time of each read.
     """
 
     ranges: Uncounted = field(default_factory=dict)
     unplaced: frozenset[tuple[object, ...]] = frozenset()
+    version: int | None = None
 
     def __bool__(self) -> bool:
         return bool(self.ranges or self.unplaced)
@@ -248,16 +253,20 @@ class DeadLetterTable:
         check_landed(found, failure, spark=dead_letters.sparkSession, log=self.log(), bid=bid)
         return found is not None
 
-    def counted(self, spark: SparkSession, ledger: Ledger) -> DataFrame | None:
-        """Return the dead letters of the group that count; ``None`` if there is no table yet."""
-        snapshot = self.log().snapshot()
-        if snapshot is None:
+    def counted(self, spark: SparkSession, ledger: Ledger, state: LedgerState | None = None) -> DataFrame | None:
+        """Return the dead letters of the group that count; ``None`` if there is no table yet.
+
+        Args:
+            spark: a session.
+            ledger: the ledger of the main table.
+            state: the state of that ledger to judge by, the present one by default.
+        """
+        left_out = self.not_counting(ledger, state)
+        if left_out.version == NO_TABLE:
             return None
-        # Read this version: a later one may have dead letters of a batch in flight.
-        own = read_table(spark, self.log(), version=snapshot.version).where(f.col("_group") == ledger.group)
+        own = read_table(spark, self.log(), version=left_out.version).where(f.col("_group") == ledger.group)
         if "corrected_by" in own.columns:
             own = own.where("corrected_by IS NULL")
-        left_out = self.not_counting(ledger, version=snapshot.version)
         if not left_out:
             return own
         return own.mapInArrow(lambda parts: (part.filter(counts(part, left_out)) for part in parts), own.schema)
@@ -274,12 +283,13 @@ class DeadLetterTable:
         """
         names = [*COPIED_COLUMNS, "_number", "corrected_by", "note", "correction"]
         found = DEAD_LETTER_SCHEMA.empty_table().select(names)
-        if self.log().snapshot() is None or "correction" not in column_names(self.log()):
+        snapshot = self.log().snapshot()
+        if snapshot is None or "correction" not in column_names(self.log(), version=snapshot.version):
             return found
         state = ledger.read()
         # Other batches replace dead letters, but no records, so only whole batches do not count.
         whole: Uncounted = {bid: parts for bid, parts in state.uncounted.items() if not parts}
-        left_out = NotCounting(_united(whole, _whole(self.orphaned(ledger, state))))
+        left_out = NotCounting(_united(whole, _whole(self.orphaned(ledger, state))), version=snapshot.version)
         parts = self.scan(ledger.group, left_out, names, where="corrected_by IS NOT NULL", has_corrected=True)
         found = pa.concat_tables([found, *(pa.Table.from_batches([part]) for part in parts)])
         # All of them have numbers of the transaction sequence of ingestion.
@@ -297,7 +307,6 @@ class DeadLetterTable:
         columns: Sequence[str] | None = None,
         *,
         where: str = "",
-        version: int | None = None,
         is_open: bool = False,
         has_corrected: bool = False,
     ) -> Iterator[pa.RecordBatch]:
@@ -307,17 +316,17 @@ class DeadLetterTable:
 
         Args:
             group: the consumer group.
-            left_out: the dead letters that do not count, see :meth:`not_counting`.
+            left_out: the dead letters that do not count, see :meth:`not_counting`, and the version of the table.
             columns: the columns to read; all by default.
             where: a SQL condition.
-            version: the version of the table, the newest by default.
             is_open: whether to omit dismissed dead letters.
             has_corrected: whether to include records of corrections.
 
         Raises:
             TableUnreadableError: delta-rs cannot read their table.
         """
-        if self.log().snapshot() is None:
+        version = left_out.version
+        if version == NO_TABLE or self.log().snapshot() is None:
             return
         key = _UNPLACED_KEY if left_out.unplaced else ("_batch",)
         needed = None if columns is None else list(dict.fromkeys([*columns, *ROW_PLACE, *key]))
@@ -340,28 +349,31 @@ class DeadLetterTable:
                 found.update(map(str, part.column("_batch").to_pylist()))
         return found
 
-    def uncounted_ranges(self, ledger: Ledger) -> Uncounted:
-        """Return the dead letters that do not count: orphaned, or in a range that was replaced since."""
-        state = ledger.read()
-        return _united(state.uncounted, self._replaced(ledger, state), _whole(self.orphaned(ledger, state)))
+    def not_counting(self, ledger: Ledger, state: LedgerState | None = None) -> NotCounting:
+        """Return the dead letters of the newest version that do not count.
 
-    def not_counting(self, ledger: Ledger, *, version: int | None = None) -> NotCounting:
-        """Return what :meth:`uncounted_ranges` does, and the dead letters without a sequence that others replace.
+        They are orphaned, or in a range that was replaced since; or they have no sequence, and others replace them.
 
         Args:
             ledger: the ledger of the main table.
-            version: the version of the dead-letter table, the newest by default.
+            state: the state of that ledger to judge by, the present one by default.
         """
-        ranges = self.uncounted_ranges(ledger)
-        known = column_names(self.log(), version=version) if self.log().snapshot() is not None else ()
+        snapshot = self.log().snapshot()
+        if snapshot is None:
+            return NotCounting(version=NO_TABLE)
+        # Read after the version: a later version may have dead letters of a batch in flight.
+        state = state or ledger.read()
+        ranges = _united(state.uncounted, self._replaced(ledger, state), _whole(self.orphaned(ledger, state)))
+        left_out = NotCounting(ranges, version=snapshot.version)
+        known = column_names(self.log(), version=snapshot.version)
         columns = [name for name in (*_UNPLACED_KEY, "_recorded_at", "dismisses") if name in known]
         if not {*_UNPLACED_KEY, "_recorded_at"} <= set(columns):
-            return NotCounting(ranges)
+            return left_out
         # Files without such rows are skipped by the statistics of _sequence.
-        found = self.scan(ledger.group, NotCounting(ranges), columns, where=HAS_NO_SEQUENCE, version=version)
-        return NotCounting(ranges, frozenset(_superseded(row for part in found for row in part.to_pylist())))
+        found = self.scan(ledger.group, left_out, columns, where=HAS_NO_SEQUENCE)
+        return replace(left_out, unplaced=frozenset(_superseded(row for part in found for row in part.to_pylist())))
 
-    def clean_up(self, spark: SparkSession, ledger: Ledger, state: LedgerState) -> CheckedDeadLetters | None:
+    def clean_up(self, spark: SparkSession, ledger: Ledger, state: LedgerState) -> CheckedDeadLetters:
         """Delete the dead letters that can never count, and return which of the others do not count.
 
         Dead letters never count if the main ledger gave the number of their batch to another batch. If there is no
@@ -371,10 +383,6 @@ class DeadLetterTable:
             spark: a session that can write Delta tables.
             ledger: the ledger of the main table.
             state: the state of that ledger.
-
-        Returns:
-            The result; ``None`` if the main table has a newer version than the state. What landed since would look
-            older than what was replaced before.
         """
         snapshot = self.log().snapshot()
         considered = state.totals.replaced
@@ -387,11 +395,8 @@ class DeadLetterTable:
         replaced = {bid: parts for bid, parts in self._replaced(ledger, state).items() if bid not in in_flight}
         superseded = _whole(batch for batch in orphaned if batch.is_superseded)
         uncounted = _united(state.uncounted, replaced, removed, superseded)
-        deletable = _united(self._stale(ledger, state, removed), superseded)
-        if ledger.read().version != state.version:
-            return None
         # The rest is deleted later, and does not count until then.
-        deleted = dict(islice(deletable.items(), MAX_DELETED_BATCHES))
+        deleted = dict(islice(_united(self._stale(ledger, state, removed), superseded).items(), MAX_DELETED_BATCHES))
         if deleted and not self._delete(spark, deleted):
             return CheckedDeadLetters(state.dead_letters_version, uncounted, considered)
         left = {bid: ranges for bid, ranges in uncounted.items() if bid not in deleted}
@@ -451,18 +456,23 @@ class DeadLetterTable:
 
         Args:
             ledger: the ledger of the main table.
-            state: the state of that ledger; only versions after its ``dead_letters_version`` are checked.
+            state: the state of that ledger; only versions after its ``dead_letters_version`` are checked. A batch that
+                landed after it counts as one that has not landed.
         """
         state = state or ledger.read()
         written, delete_conditions = self._written(ledger, state.dead_letters_version)
         if not written:
             return []
-        last = {app: ledger.last_number(app.removeprefix(f"{ledger.group}/")) for app in {s.app for s in written}}
+        last = dict.fromkeys((batch.app for batch in written), 0)
+        if state.version >= 0:
+            snapshot = TableSnapshot(ledger.log, ledger.log.open(state.version))
+            last = {app: snapshot.last_number(app) for app in last}
         # No commit of the main ledger has a number that it has not reached.
         reached = sorted((s for s in written if s.number <= last[s.app]), key=lambda s: -s.number)
         needed = {s.app: s.number for s in reached}
-        numbers = _numbers(ledger.newest_first(), needed) if needed else {}
-        surviving = _numbers(ledger.surviving(), needed) if needed else {}
+        until_then = (commit for commit in ledger.newest_first() if commit.version <= state.version)
+        numbers = _numbers(until_then, needed) if needed else {}
+        surviving = _numbers(ledger.surviving(state.version), needed) if needed else {}
         found = []
         for batch in written:
             if batch.bid in delete_conditions or batch.bid in surviving.get(batch.app, {}).values():

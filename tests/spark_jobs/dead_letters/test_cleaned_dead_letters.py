@@ -72,9 +72,7 @@ class Tables:
     def settle(self) -> None:
         """What a run does first, and again at its end."""
         session: Any = DeltaRsSession(self.letters.path)
-        settlement = self.letters.clean_up(session, self.ledger(), self.ledger().read())
-        assert settlement is not None
-        self.settlement = settlement
+        self.settlement = self.letters.clean_up(session, self.ledger(), self.ledger().read())
 
     def clean_before(self, version: int) -> None:
         DeltaTable(str(self.main.path)).create_checkpoint()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from spark_jobs.dead_letters.table import DeadLetterTable
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import Ledger
 from stream_consumers.batches import Range
@@ -42,6 +44,11 @@ class Corrected(Tables):
     def corrected(self) -> list[int]:
         """The messages with corrections in force."""
         return sorted(self.table.corrections(self.ledger()).column("_sequence").to_pylist())
+
+    def counted(self) -> list[int]:
+        """The places of the dead letters that count."""
+        parts = self.table.counted_places(self.ledger())
+        return [place for part in parts for place in part.column("_sequence").to_pylist()]
 
     def payloads(self) -> list[bytes]:
         found: list[bytes] = self.table.corrections(self.ledger()).column("correction").to_pylist()
@@ -91,7 +98,6 @@ def test_a_correction_between_two_dead_letters_that_do_not_count_stays(tables: C
     session: Any = None  # nothing is deleted
     state = tables.ledger().read()
     checked = tables.table.clean_up(session, tables.ledger(), state)
-    assert checked is not None
     tables.merge(
         4,
         *(3, 5),
@@ -104,14 +110,54 @@ def test_a_correction_between_two_dead_letters_that_do_not_count_stays(tables: C
     assert tables.corrected() == [2, 5, 9]
 
 
-def test_a_check_that_another_commit_overtakes_says_nothing(tables: Corrected) -> None:
+def test_a_check_is_about_the_state_that_it_is_given(tables: Corrected) -> None:
     tables.add(ORDERS, 5)
     tables.merge(2, 0, 10, kind="replay", dead=(5,))
     session: Any = None  # nothing is deleted
     ledger = tables.ledger()
     state = ledger.read()
     tables.merge(3, 0, 10, kind="replay", dead=(5,))
-    assert tables.table.clean_up(session, ledger, state) is None
-    checked = tables.table.clean_up(session, ledger, ledger.read())
-    assert checked is not None
-    assert checked.uncounted.keys() == {"b1", "b2"}
+    then, now = (tables.table.clean_up(session, ledger, one) for one in (state, ledger.read()))
+    assert (then.uncounted.keys(), then.version) == ({"b1"}, now.version - 1)
+    assert now.uncounted.keys() == {"b1", "b2"}
+
+
+def amid(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], None]) -> None:
+    """Let another run act when this method of the table returns for the first time."""
+    method, met = getattr(DeadLetterTable, name), []
+
+    def and_act(*arguments: Any) -> Any:
+        found = method(*arguments)
+        if not met:
+            met.append(name)
+            act()
+        return found
+
+    monkeypatch.setattr(DeadLetterTable, name, and_act)
+
+
+def test_a_record_of_a_batch_that_begins_amid_the_read_is_not_in_force(
+    tables: Corrected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables.add(ORDERS, 5)
+    tables.redrive(2, 5)
+    amid(monkeypatch, "orphaned", lambda: tables.record(3, 5, payload=b"new"))
+    assert tables.payloads() == [b"{}"]
+
+
+def test_dead_letters_of_a_batch_that_begins_amid_the_read_do_not_count(
+    tables: Corrected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables.add(ORDERS, 5)
+    amid(monkeypatch, "orphaned", lambda: tables.add(ORDERS, 7, batch="b2", number=2))
+    assert tables.counted() == [5]
+
+
+def test_dead_letters_of_a_batch_that_lands_amid_the_read_count_once(
+    tables: Corrected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables.add(ORDERS, 5)
+    tables.add(ORDERS, 5, batch="b2", number=2)
+    amid(monkeypatch, "_replaced", lambda: tables.merge(2, 0, 10, kind="replay"))
+    assert tables.counted() == [5]
+    assert tables.counted() == [5]

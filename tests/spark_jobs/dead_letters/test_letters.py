@@ -134,7 +134,7 @@ def test_a_batch_that_replaces_nothing_of_a_shard_leaves_its_dead_letters(tables
     replaced = {ORDERS: Range(0, 30), SECOND: Range(100, 100)}
     tables.main.ours(LedgerEntry("batch", "g", "g/main", 2, "main", "b2", 0, ranges=replaced, mode="replace"))
     ledger = Ledger(tables.main.log(), group="g", member="replay")
-    uncounted = tables.table.uncounted_ranges(ledger)
+    uncounted = tables.table.not_counting(ledger).ranges
     assert {bid: {str(shard): str(parts) for shard, parts in of.items()} for bid, of in uncounted.items()} == {
         "b1": {"orders/0": "[2,10)"}
     }, "from the first to the last of them in the range"
