@@ -32,7 +32,7 @@ MESSAGES = 400
 MALFORMED = frozenset(range(5, MESSAGES, 10))
 GOOD = [number for number in range(MESSAGES) if number not in MALFORMED]
 MIDDLE = range(80, 320)
-# The numbers of a replay begin at 1, and each run writes one or two before it is killed.
+# The numbers of a replay begin here at 1, and each run writes one or two before it is killed.
 IN_REPLAY = ["planned@2", "read@3", "mid-dead-letters@4", "dead letters written@4", "mid-write@5", "rows written@6"]
 IN_REPLAY += ["verified@7", "writing@8"]
 AFTER_REWIND = [MOVED, "planned", "read", "mid-dead-letters", "dead letters written", "mid-write", "rows written"]
@@ -76,12 +76,18 @@ class Lake:
     def table(self) -> Path:
         return Path(self.what.table)
 
+    def numbered(self, *faults: str) -> list[str]:
+        """The same faults, with numbers that begin after those of the batches that the table has."""
+        last = self.what.ledger().read().last_number
+        parts = [fault.partition("@") for fault in faults]
+        return [f"{step}@{int(number) + last}" if number else step for step, _, number in parts]
+
     def kill(self, faults: list[str], *words: str) -> None:
         """One process after the other."""
         kill_in_turn(
             self.feed.url,
             self.table,
-            faults,
+            self.numbered(*faults),
             self.feed.group,
             *words,
             records=self.records,
@@ -140,7 +146,7 @@ def test_a_replay_that_is_killed_with_its_jvm_in_the_middle_of_its_write(
 ) -> None:
     lake = Lake.of(spark, "file", folder, request, records=60)
     bounds = ("the-replay", lake.feed.bound(MIDDLE.start), lake.feed.bound(MIDDLE.stop))
-    words = ("mid-write@3", lake.feed.group, "", *bounds)
+    words = (*lake.numbered("mid-write@3"), lake.feed.group, "", *bounds)
     with running(lake.feed.url, lake.table, *words, records=lake.records, module="one_replay") as process:
         assert process.wait() == -signal.SIGKILL, logs(lake.table)
     lake.finish(server, *bounds)
