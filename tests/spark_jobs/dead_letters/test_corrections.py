@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from spark_jobs.dead_letters.corrections import CorrectedSplit, StoredSplit, corrected_splits
 from spark_jobs.dead_letters.table import DeadLetterTable
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import Ledger
@@ -161,3 +162,17 @@ def test_dead_letters_of_a_batch_that_lands_amid_the_read_count_once(
     amid(monkeypatch, "_replaced", lambda: tables.merge(2, 0, 10, kind="replay"))
     assert tables.counted() == [5]
     assert tables.counted() == [5]
+
+
+def test_splits_have_only_the_corrections_that_they_were_given_last(tables: Corrected) -> None:
+    plain = [StoredSplit(b"one"), StoredSplit(b"two")]
+    assert corrected_splits(plain, tables.table.corrections(tables.ledger())) == plain
+    tables.add(ORDERS, 5)
+    tables.redrive(2, 5)
+    once = corrected_splits(plain, tables.table.corrections(tables.ledger()))
+    assert once == corrected_splits(once, tables.table.corrections(tables.ledger()))
+    tables.record(3, 5, payload=b"new")
+    tables.merge(3, kind="replay", places={ORDERS: Intervals.of((5, 6))})
+    again = corrected_splits(once, tables.table.corrections(tables.ledger()))
+    assert again != once
+    assert [one.split for one in again if isinstance(one, CorrectedSplit)] == plain
