@@ -286,6 +286,15 @@ def _greatest_next(shard: Shard, last: Mapping[Shard, int], missing: Missing) ->
     return max(last.get(shard, -1), 0) + 1 + missing.total - missing.before.get(shard, 0)
 
 
+@lru_cache(maxsize=1024)
+def _shard(key: bytes, number: int) -> Shard | None:
+    """Return a shard, or ``None`` if there cannot be one with this stream key and number."""
+    try:
+        return Shard(check_stream_key(key.decode("ascii")), number) if number <= MAX_SHARD else None
+    except (UnicodeDecodeError, InvalidStreamKeyError):
+        return None
+
+
 @lru_cache(maxsize=64)
 def _head(key_bytes: int) -> np.dtype[np.void]:
     """Return the layout of the bytes before a payload: the length of the stream key, the key, and the fields."""
@@ -341,7 +350,6 @@ class _FrameReader:
         self._interval = file.header.beacon_interval
         self._stop = stop
         self._window = window
-        self._shards: dict[bytes, dict[int, Shard]] = {}
         self._reset(start)
 
     @property
@@ -451,7 +459,7 @@ class _FrameReader:
             return None
         shard_id, sequence, timestamp_ms, size = FRAME_FIELDS.unpack_from(buffer, body)
         end = payload_at + size + 3
-        shard = self._shard(bytes(buffer[position + 1 : body]), shard_id)
+        shard = _shard(bytes(buffer[position + 1 : body]), shard_id)
         if shard is None or size > MAX_PAYLOAD_BYTES:
             return f"its payload has {size:,} bytes, which is too long" if shard else "no message begins here"
         spliced = bool(splices) and splices[0].at < end
@@ -476,19 +484,6 @@ class _FrameReader:
     def _judge(self, found: Frame | Damage) -> Frame | Damage | None:
         """Return a whole frame, or damage if its sequence is wrong; ``None`` if that is not decided yet."""
         return found
-
-    def _shard(self, key: bytes, shard_id: int) -> Shard | None:
-        by_id = self._shards.get(key)
-        if by_id is None:
-            try:
-                check_stream_key(key.decode("ascii"))
-            except (UnicodeDecodeError, InvalidStreamKeyError):
-                return None
-            by_id = self._shards[key] = {}
-        shard = by_id.get(shard_id)
-        if shard is None and shard_id <= MAX_SHARD:
-            shard = by_id[shard_id] = Shard(key.decode("ascii"), shard_id)
-        return shard
 
     def _lose_framing(self, reason: str) -> Damage | None:
         """Report the bytes up to the next frame that the beacons confirm; ``None`` if they confirm none yet."""
@@ -749,7 +744,7 @@ class FrameScanner(_FrameReader, ClosesOnExit):
         # A message that is larger than the buffer is not copied at each fill.
         if payload_at + FRAME_FIELDS.unpack_from(self._buffer, body)[-1] + TRAILER_SIZE > limit:
             return None
-        shard = self._shard(bytes(self._buffer[start + 1 : start + 1 + self._buffer[start]]), 0)
+        shard = _shard(bytes(self._buffer[start + 1 : start + 1 + self._buffer[start]]), 0)
         if shard is None or shard.stream == INTERNAL_KEY:
             return None
         if self._copy is None:

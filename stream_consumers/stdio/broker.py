@@ -138,7 +138,8 @@ class StdioBroker:
         self._known: list[weakref.ref[ConsumerQueue]] = []
         # The streams of all consumers so far: a header with another stream counts only if it is complete.
         self._named: set[str | None] = set()
-        self._next: dict[Shard, int] = {}
+        # The next sequence in the shard 0 of streams that are read; lines without a sequence are of this shard.
+        self._next: dict[str, int] = {}
         self._reader: threading.Thread | None = None
         self._is_read = False
         self._failure: StreamAssetsError | None = None
@@ -229,7 +230,7 @@ class StdioBroker:
     def loop_back(self, message: Message) -> None:
         """Deliver a message to the consumers as if it had been read, waiting while a queue is full."""
         with self._changed:
-            self._next[message.shard] = message.sequence + 1
+            self._record_next(message)
             self._deliver(message, waits_for_consumers=False)
 
     @property
@@ -286,9 +287,16 @@ class StdioBroker:
 
     def _numbered(self, line: Line, moment: int) -> Message:
         shard = Shard(BROADCAST if line.stream is None else line.stream, line.shard or 0)
-        sequence = self._next.get(shard, 0) if line.sequence is None else line.sequence
-        self._next[shard] = (sequence + 1) % SEQUENCES
-        return Message(shard, sequence, moment if line.timestamp_ms is None else line.timestamp_ms, line.payload)
+        sequence = self._next.get(shard.stream, 0) if line.sequence is None else line.sequence
+        message = Message(shard, sequence, moment if line.timestamp_ms is None else line.timestamp_ms, line.payload)
+        self._record_next(message)
+        return message
+
+    def _record_next(self, message: Message) -> None:
+        """Record the sequence that comes after a message, if a line may need it."""
+        shard = message.shard
+        if shard.id == 0 and (shard.stream == BROADCAST or shard.stream in self._named):
+            self._next[shard.stream] = (message.sequence + 1) % SEQUENCES
 
     def _deliver(self, message: Message, *, waits_for_consumers: bool) -> int:
         """Deliver the message to all its receivers once all of them have room; return their number."""

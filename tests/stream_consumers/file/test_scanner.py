@@ -18,7 +18,15 @@ from hypothesis import strategies as st
 
 from stream_consumers.errors import FormatError, StreamNotFoundError, StreamRemovedError
 from stream_consumers.file import scanner as file_scanner
-from stream_consumers.file.format import FRAME_FIELDS, HEADER_SIZE, Beacon, Header, checksum, decode_beacon
+from stream_consumers.file.format import (
+    FRAME_FIELDS,
+    HEADER_SIZE,
+    Beacon,
+    Header,
+    checksum,
+    decode_beacon,
+    encode_frame,
+)
 from stream_consumers.file.producer import FileProducer
 from stream_consumers.file.scanner import Damage, Frame, FrameScanner, Run
 from stream_consumers.messages import MAX_SEQUENCE, MAX_SHARD, MAX_TIMESTAMP_MS, Shard
@@ -203,6 +211,19 @@ def test_a_sparse_file_takes_no_memory(tmp_path: Path) -> None:
             assert list(scanner) == []
             assert scanner.incomplete_bytes == path.stat().st_size - HEADER_SIZE
         assert tracemalloc.get_traced_memory()[1] < 16_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_shards_of_other_streams_take_no_memory(tmp_path: Path) -> None:
+    path, count = tmp_path / "orders.ss", 20_000
+    frames = (encode_frame(Shard("clicks", number), 1, START_MS, b"")[0] for number in range(count))
+    path.write_bytes(Header("orders.ss", CREATED_MS, 0xFFFFFFFF).encode() + b"".join(frames))
+    tracemalloc.start()
+    try:
+        with FrameScanner(path, streams=["orders"], window=10_000) as scanner:
+            assert sum(1 for _ in scanner) == count
+            assert tracemalloc.get_traced_memory()[0] < 20 * count
     finally:
         tracemalloc.stop()
 

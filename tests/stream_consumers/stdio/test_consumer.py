@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -89,6 +90,20 @@ def test_an_explicit_sequence_sets_the_counter_of_its_shard() -> None:
     ]
     last = f"[orders|{2**64 - 1}] x\n[orders] x\n".encode()
     assert [sequence for _, _, sequence, _ in read_all(last)] == [2**64 - 1, 0]
+
+
+def test_shards_that_nobody_reads_take_no_memory() -> None:
+    count = 5000
+    lines = b"".join(b"[2022-01-02T03:04:05 | clicks | 1 | %d]\n" % number for number in range(count))
+    broker = broker_of(lines + b"[orders] x\n")
+    tracemalloc.start()
+    try:
+        with StdioConsumer(ORDERS, broker=broker) as consumer:
+            assert take(consumer, 1) == [0]
+        assert broker.unclaimed == count
+        assert tracemalloc.get_traced_memory()[0] < 20 * count
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_line_without_a_stream_is_for_everybody_and_one_with_a_stream_for_its_consumers() -> None:
