@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from spark_jobs.ledger.delta_log import DeltaLog
+from spark_jobs.session import SparkOptions, create_session
 from spark_jobs.writing.delta_table import is_conflict, unless_changed
 from spark_jobs.writing.failures import ROWS_CHANGED
 
@@ -61,12 +62,16 @@ class Table:
         return sorted((row["_sequence"], row["user"]) for row in rows)
 
 
-@pytest.fixture
-def table(spark: SparkSession, folder: Path) -> Table:
-    made = Table(spark, str(folder / "t"))
+@pytest.fixture(params=["spark", "server"])
+def table(request: pytest.FixtureRequest, folder: Path) -> Iterator[Table]:
+    """Of a session in this process, and of one in a server."""
+    found = request.getfixturevalue(request.param)
+    made = Table(found if request.param == "spark" else create_session(SparkOptions(remote=found)), str(folder / "t"))
     made.append(0, 1)
     made.append(5, 6)
-    return made
+    yield made
+    if request.param == "server":
+        made.spark.stop()
 
 
 VECTORS = "ALTER TABLE {} SET TBLPROPERTIES (delta.enableDeletionVectors = true)"
@@ -96,7 +101,7 @@ def test_two_rows_of_another_message_are_a_change(table: Table) -> None:
 
 def test_a_write_without_rows_removes_no_others(table: Table) -> None:
     none = f.col("user") == "none"
-    for rows in (table.rows(0, 1).where(none), table.rows(0).limit(0)):
+    for rows in (table.rows(0, 1).where(none), table.rows(0).limit(0), table.rows()):
         assert not table.is_replaced(rows, table.correct)
     assert table.is_replaced(table.rows(0, 1).where(none))
     assert table.users() == [(5, "a"), (6, "a")]
