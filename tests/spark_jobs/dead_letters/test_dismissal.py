@@ -223,8 +223,8 @@ def test_one_that_was_killed_is_run_again(lake: Lake, step: Step) -> None:
 @pytest.mark.slow
 def test_rows_that_another_run_writes_while_a_dismissal_is_in_flight_stay(lake: Lake) -> None:
     def replace_all() -> None:
-        # Like a rewind with a decoder that can read the three.
-        ledger = lake.what.ledger()
+        # Like a rewind with a decoder that can read the three, in the transaction sequence of the shard.
+        ledger = replace(lake.what, shard=Shard("orders")).ledger()
         state = ledger.read()
         entry = ledger.entry("batch", state, ranges={Shard("orders"): Range(1, 31)}, mode="replace", messages=30)
         rows = read_table(lake.spark, ledger.log, version=state.version)
