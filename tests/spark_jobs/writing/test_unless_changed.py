@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,9 +11,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from spark_jobs.ledger.delta_log import DeltaLog
-from spark_jobs.session import SparkOptions, create_session
 from spark_jobs.writing.delta_table import is_conflict, unless_changed
 from spark_jobs.writing.failures import ROWS_CHANGED
+from tests.support.python_programs import run_python
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 RANGE = "_sequence >= 0 AND _sequence < 2"
@@ -62,16 +62,16 @@ class Table:
         return sorted((row["_sequence"], row["user"]) for row in rows)
 
 
-@pytest.fixture(params=["spark", "server"])
-def table(request: pytest.FixtureRequest, folder: Path) -> Iterator[Table]:
-    """Of a session in this process, and of one in a server."""
-    found = request.getfixturevalue(request.param)
-    made = Table(found if request.param == "spark" else create_session(SparkOptions(remote=found)), str(folder / "t"))
-    made.append(0, 1)
-    made.append(5, 6)
-    yield made
-    if request.param == "server":
-        made.spark.stop()
+def made(spark: SparkSession, path: Path) -> Table:
+    table = Table(spark, str(path))
+    table.append(0, 1)
+    table.append(5, 6)
+    return table
+
+
+@pytest.fixture
+def table(spark: SparkSession, folder: Path) -> Table:
+    return made(spark, folder / "t")
 
 
 VECTORS = "ALTER TABLE {} SET TBLPROPERTIES (delta.enableDeletionVectors = true)"
@@ -105,6 +105,24 @@ def test_a_write_without_rows_removes_no_others(table: Table) -> None:
         assert not table.is_replaced(rows, table.correct)
     assert table.is_replaced(table.rows(0, 1).where(none))
     assert table.users() == [(5, "a"), (6, "a")]
+
+
+OVER_CONNECT = """
+import sys
+from pathlib import Path
+from spark_jobs.session import SparkOptions, create_session
+from tests.spark_jobs.writing.test_unless_changed import made
+table = made(create_session(SparkOptions(remote=sys.argv[1])), Path(sys.argv[2]))
+for rows in (table.rows(), table.rows(0, 1)):
+    assert not table.is_replaced(rows, table.correct)
+assert table.is_replaced(table.rows())
+"""
+
+
+def test_a_change_is_seen_over_connect(server: str, folder: Path) -> None:
+    """There Spark knows earlier that a batch has no rows, and its errors come as texts of the server."""
+    done = run_python(OVER_CONNECT, server, folder / "t")
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_lands_elsewhere_is_no_change(table: Table) -> None:
