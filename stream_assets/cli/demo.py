@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -148,8 +149,11 @@ def produce(folder: DemoFolder, progress: Progress) -> None:
 def _daemon(folder: DemoFolder) -> Iterator[Path]:
     """Run a real Dagster daemon on the workspace of this project, and end it by its process id."""
     workspace = Path(__file__).parents[1] / "definitions.py"
+    # Code servers have their sockets in it. In a shared folder, another user could take the place of one.
+    temporary = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
     environment = {
         **os.environ,
+        "TMPDIR": temporary.name,
         "DAGSTER_HOME": str(folder.dagster_home),
         "STREAM_ASSETS_DEMO": str(folder.path),
         CACHE_VARIABLE: str(cache_folder().absolute()),
@@ -158,7 +162,7 @@ def _daemon(folder: DemoFolder) -> Iterator[Path]:
     }
     log = folder.path / "daemon.log"
     command = [sys.executable, "-m", "dagster._daemon", "run", "-f", str(workspace), "-d", str(folder.path)]
-    with log.open("wb") as output:
+    with temporary, log.open("wb") as output:
         process = subprocess.Popen(  # noqa: S603 - fixed words
             command,
             env=environment,

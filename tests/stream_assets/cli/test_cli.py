@@ -276,12 +276,13 @@ def test_a_module_in_the_working_folder_replaces_no_installed_one(
     assert sys.path[-1] == ""
 
 
-def test_the_demo_imports_nothing_from_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_imports_nothing_from_here_nor_shares_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started = create_autospec(subprocess.Popen)
     monkeypatch.setattr("stream_assets.cli.demo.subprocess.Popen", started)
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".demo").mkdir()
     with _daemon(DemoFolder(tmp_path / ".demo", 8000)):
         ((command,), options) = started.call_args
+        assert Path(options["env"]["TMPDIR"]).stat().st_mode & 0o777 == 0o700
     assert options["cwd"] == tmp_path / ".demo"
     assert str(tmp_path) not in command
