@@ -540,7 +540,9 @@ class Ledger:
                 f"{app} wrote {counted(number, 'batch', 'batches')}, none is readable",
                 remedy="Restore the log files. Or set the position with: stream-assets rewind --to earliest, or --to "
                 "SHARD=SEQUENCE,… with the same --source, --table and --group: rows after that position are replaced, "
-                "so that none is doubled. A group whose members claim entries needs a new name and a new table.",
+                "so that none is doubled. Corrections that a RESTORE took back are in force again: look for them with "
+                "stream-assets dead-letters show --all, and correct the messages once more. A group whose members "
+                "claim entries needs a new name and a new table.",
                 version=snapshot.version,
             )
 
