@@ -1,7 +1,8 @@
 """Maintains the tables of a group, and keeps its ledger readable.
 
-Many small files are joined, files that no restorable version needs are deleted, and a group that has written nothing
-for a long time writes its state again, before the commits with this state are cleaned from the Delta log.
+Many small files are joined, and files that no restorable version needs are deleted. A group that has written nothing
+for a long time writes its state again, before the commits with this state are cleaned from the Delta log. Dead letters
+of batches that never landed are deleted, before the commits that show this are cleaned.
 
 Spark writes these commits, because delta-rs does not use the log store of the table, which alone prevents that two
 commits overwrite each other (:mod:`spark_jobs.writing.delta_table`), and cannot write tables with deletion vectors or
@@ -18,7 +19,7 @@ from datetime import timedelta
 from pyspark.sql import Row, SparkSession
 
 from spark_jobs.batches.ingestion import Ingestion
-from spark_jobs.batches.target_table import commit_empty
+from spark_jobs.batches.target_table import commit_empty, fence_abandoned
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.entries import KEEPER, EntryFields
 from spark_jobs.ledger.ledger import LOG_RETENTION, LedgerState, interval_ms
@@ -107,17 +108,27 @@ def keep_alive(spark: SparkSession, ingestion: Ingestion) -> bool:
 
     A write to the table cleans commits from the log that are older than ``delta.logRetentionDuration``. A group that
     wrote nothing for that long, while others did, would have no readable commit left.
+
+    Dead letters that can never count are deleted first, because the commits that show this may be cleaned, too.
     """
     own = replace(ingestion, member=KEEPER, shard=None)
-    is_kept = False
+    ledger, dead_letters, is_kept = own.ledger(), own.dead_letters(), False
+
+    def checked() -> LedgerState:
+        state = ledger.read()
+        return dead_letters.clean_up(spark, ledger, state).added_to(state)
 
     def fields(state: LedgerState) -> EntryFields | None:
         nonlocal is_kept
-        is_kept = _is_old(state, own.ledger().log)
+        is_kept = _is_old(state, ledger.log)
         return {} if is_kept else None
 
-    if _is_old(own.ledger().read(), own.ledger().log):
-        commit_empty(spark, own, "keep", fields)
+    state = ledger.read()
+    if state.full is None:
+        return False
+    fence_abandoned(spark, own, dead_letters.clean_up(spark, ledger, state).abandoned)
+    if _is_old(state, ledger.log):
+        commit_empty(spark, own, "keep", fields, read=checked)
     return is_kept
 
 

@@ -324,6 +324,13 @@ class Ingestion:
         all_shards = frozenset(shards)
         return [(replace(self, shard=None), all_shards)] if all_shards else []
 
+    def of_sequence(self, app: str) -> Ingestion:
+        """Return the ingestion of the transaction sequence with this app id of the group."""
+        member = app.removeprefix(f"{self.group}/")
+        if "/" in member:
+            return replace(self, shard=Shard.parse(member))
+        return replace(self, member=member, shard=None)
+
     def epochs(self, streams: Collection[str], ledger: Ledger | None = None) -> EpochNameMap:
         """Return the newest epoch name of each stream, from the ledger, or from the rows for streams that it lacks.
 

@@ -50,7 +50,15 @@ from spark_jobs.batches.ingestion import (
 )
 from spark_jobs.batches.read_and_commit import NotClean, commit_batch, commit_in_one_pass, one_pass_counts, read_batch
 from spark_jobs.batches.run_control import BatchSizer, DeferredSignals, IdleWait, Retries
-from spark_jobs.batches.target_table import MAX_RACES, OutdatedError, TargetTable, YieldRequests, YieldTo, lost_races
+from spark_jobs.batches.target_table import (
+    MAX_RACES,
+    OutdatedError,
+    TargetTable,
+    YieldRequests,
+    YieldTo,
+    fence_abandoned,
+    lost_races,
+)
 from spark_jobs.batches.telemetry import BatchTelemetry
 from spark_jobs.dead_letters.corrections import corrected_splits, records_within
 from spark_jobs.dead_letters.table import CheckedDeadLetters
@@ -126,7 +134,7 @@ class BatchJob(ABC):
         """
 
     def clean_up_dead_letters(self, state: LedgerState, *, again: bool = False) -> LedgerState:
-        """Find which dead letters count, and delete those that never can.
+        """Find which dead letters count, delete those that never can, and fence abandoned batches.
 
         This is done at the first call, and after a RESTORE, because it may have removed batches whose dead letters
         counted before. Other calls return what the last check found.
@@ -141,13 +149,9 @@ class BatchJob(ABC):
         found = self._checked
         if again or found is None or self.ledger.was_restored(after=self._checked_at, state=state):
             found = self._checked = self.target.dead_letters.clean_up(self.target.spark, self.ledger, state)
+            fence_abandoned(self.target.spark, self.ingestion, found.abandoned)
         self._checked_at = state.version
-        return replace(
-            state,
-            dead_letters_version=found.version,
-            uncounted=found.uncounted,
-            replaces_considered=found.replaces_considered,
-        )
+        return found.added_to(state)
 
     def write(self, batch: Batch) -> WrittenBatch | PlanAgain:
         """Steps 5 to 7: read and commit a batch, or return why it has to be planned again.

@@ -308,6 +308,45 @@ def commit_empty(
     raise lost_races(ledger, ingestion)
 
 
+def fence(spark: SparkSession, ingestion: Ingestion, number: int, *, by: str) -> None:
+    """Take a number of a transaction sequence, and all before it, so that a batch in flight with one never lands.
+
+    The next number is taken first, also if ``number`` is far ahead: the numbers between them are then between two
+    commits in the log, which shows that no batch has one of them.
+
+    Args:
+        spark: a session that can write Delta tables.
+        ingestion: group, table, and the member or the shard of the sequence.
+        number: the number.
+        by: the member that fences.
+    """
+    steps: tuple[EntryFields, ...] = ({"by": by}, {"by": by, "number": number})
+    for step in steps:
+
+        def fields(state: LedgerState, step: EntryFields = step) -> EntryFields | None:
+            return step if state.last_number < number else None
+
+        commit_empty(spark, ingestion, "fence", fields)
+
+
+def fence_abandoned(spark: SparkSession, ingestion: Ingestion, abandoned: Mapping[str, int]) -> None:
+    """Fence the sequences of abandoned batches, so that the next check deletes their dead letters.
+
+    In the sequence of a shard that has ended, of a member that is gone, or of the redrives of a group whose shards have
+    their own sequences, there may be no other batch that takes their number. In the own sequence, the next batch does.
+
+    Args:
+        spark: a session that can write Delta tables.
+        ingestion: group, table, and the member or the shard of the own sequence.
+        abandoned: see :class:`spark_jobs.dead_letters.table.CheckedDeadLetters`.
+    """
+    own = ingestion.ledger()
+    for app, number in abandoned.items():
+        fenced = ingestion.of_sequence(app)
+        if app != own.app and fenced.ledger().app == app:
+            fence(spark, fenced, number, by=own.member)
+
+
 def no_rows(spark: SparkSession, ledger: Ledger) -> DataFrame:
     """Return an empty frame with the columns that a commit to the table needs."""
     snapshot = ledger.log.snapshot()

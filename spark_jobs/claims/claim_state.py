@@ -19,10 +19,10 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingestion import Batch, Ingestion, Observer
 from spark_jobs.batches.source_checks import check_removed_by_restore
-from spark_jobs.batches.target_table import TargetTable, commit_empty
-from spark_jobs.ledger.entries import ClaimedRange, EntryFields, LedgerEntry, PlannedFields, State
+from spark_jobs.batches.target_table import TargetTable, fence
+from spark_jobs.ledger.entries import ClaimedRange, LedgerEntry, PlannedFields, State
 from spark_jobs.ledger.intervals import Intervals
-from spark_jobs.ledger.ledger import Ledger, LedgerState, app_id
+from spark_jobs.ledger.ledger import Ledger, app_id
 from stream_consumers.batches import Range
 from stream_consumers.display import counted
 from stream_consumers.errors import DataLossError, LedgerTruncatedError
@@ -108,22 +108,12 @@ def claim_names(raw_names: Iterable[bytes], ledger: Ledger) -> Mapping[bytes, Cl
 def fence_claim(spark: SparkSession, ingestion: Ingestion, name: ClaimName) -> None:
     """Take the number of a claim, and all numbers before it, so that a batch in flight with one of them never lands.
 
-    The next number of the member is taken first, also if that of the claim is far ahead: the numbers between them are
-    then between two commits in the log, which shows that no batch has one of them.
-
     Args:
         spark: a session that can write Delta tables.
         ingestion: the group, and the member that fences.
         name: the claim.
     """
-    fenced = replace(ingestion, member=name.member)
-    steps: tuple[EntryFields, ...] = ({"by": ingestion.member}, {"by": ingestion.member, "number": name.number})
-    for step in steps:
-
-        def fields(state: LedgerState, step: EntryFields = step) -> EntryFields | None:
-            return step if state.last_number < name.number else None
-
-        commit_empty(spark, fenced, "fence", fields)
+    fence(spark, replace(ingestion, member=name.member), name.number, by=ingestion.member)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,6 +46,9 @@ from stream_consumers.batches import HEADERS_TYPE, Range
 from stream_consumers.messages import Shard
 from stream_consumers.versions import check_keys, check_version, newer
 
+ABANDONED_AFTER_MS = 86_400_000
+"""A batch that has not landed after this time, in milliseconds from the commit of its dead letters, is abandoned: its
+run was most likely killed. If it was not, the batch loses its number, and is planned again."""
 MAX_DELETED_BATCHES = 100
 """The most batches whose dead letters one DELETE removes; each adds a term to its condition."""
 SUFFIX = "_dead_letters"
@@ -99,6 +103,7 @@ class OrphanedBatch:
         app: the app id of the member that planned it.
         number: its number in the main ledger.
         version: the version of the dead-letter table with its dead letters.
+        written_ms: the time of that version.
         is_superseded: whether this number is used up in the main ledger, so that the batch can never land.
         is_removed: whether a RESTORE removed it; another RESTORE may bring it back.
     """
@@ -107,6 +112,7 @@ class OrphanedBatch:
     app: str
     number: int
     version: int
+    written_ms: int
     is_superseded: bool = False
     is_removed: bool = False
 
@@ -139,11 +145,24 @@ class CheckedDeadLetters:
         version: in versions of the dead-letter table up to this one, every dead letter counts except ``uncounted``.
         uncounted: the dead letters that do not count.
         replaces_considered: the number of replaces of the main table that ``uncounted`` already reflects.
+        abandoned: the highest number of an abandoned batch by app id; see :data:`ABANDONED_AFTER_MS`. Until another
+            commit takes it, ``version`` stays before its dead letters. If their commit was cleaned from the log of the
+            dead-letter table before that, they would count.
     """
 
     version: int
     uncounted: Uncounted = field(default_factory=dict)
     replaces_considered: int = 0
+    abandoned: Mapping[str, int] = field(default_factory=dict)
+
+    def added_to(self, state: LedgerState) -> LedgerState:
+        """Return the state of the ledger with this result, so that the next entries have it."""
+        return replace(
+            state,
+            dead_letters_version=self.version,
+            uncounted=self.uncounted,
+            replaces_considered=self.replaces_considered,
+        )
 
 
 def dead_letter_path(table: str) -> str:
@@ -389,7 +408,7 @@ class DeadLetterTable:
         if snapshot is None:
             return CheckedDeadLetters(-1, replaces_considered=considered)
         orphaned = self.orphaned(ledger, state)
-        in_flight = {batch.bid: batch.version for batch in orphaned if not batch.is_superseded and not batch.is_removed}
+        in_flight = {batch.bid: batch for batch in orphaned if not batch.is_superseded and not batch.is_removed}
         removed = _whole(batch for batch in orphaned if batch.is_removed)
         # If a batch lands after a replace, its dead letters are newer than the replace.
         replaced = {bid: parts for bid, parts in self._replaced(ledger, state).items() if bid not in in_flight}
@@ -400,7 +419,8 @@ class DeadLetterTable:
         if deleted and not self._delete(spark, deleted):
             return CheckedDeadLetters(state.dead_letters_version, uncounted, considered)
         left = {bid: ranges for bid, ranges in uncounted.items() if bid not in deleted}
-        return CheckedDeadLetters(min(in_flight.values(), default=snapshot.version + 1) - 1, left, considered)
+        oldest = min((batch.version for batch in in_flight.values()), default=snapshot.version + 1)
+        return CheckedDeadLetters(oldest - 1, left, considered, _abandoned(in_flight.values()))
 
     def _stale(self, ledger: Ledger, state: LedgerState, removed: Uncounted) -> Uncounted:
         """Return dead letters that do not count because of commits that were cleaned from the log, so never will.
@@ -522,7 +542,13 @@ def _written_batch(commit: Commit, path: str) -> OrphanedBatch | None:
     bid, app, number = metadata["bid"], metadata["app"], metadata["number"]
     if not (isinstance(bid, str) and BATCH_ID.fullmatch(bid) and isinstance(app, str) and isinstance(number, int)):
         raise newer(f"{what} cannot be read")
-    return OrphanedBatch(bid, app, number, commit.version)
+    return OrphanedBatch(bid, app, number, commit.version, commit.timestamp_ms or 0)
+
+
+def _abandoned(in_flight: Iterable[OrphanedBatch]) -> Mapping[str, int]:
+    before = time.time() * 1000 - ABANDONED_AFTER_MS
+    by_number = sorted(in_flight, key=lambda batch: batch.number)
+    return {batch.app: batch.number for batch in by_number if batch.written_ms < before}
 
 
 def lost_ranges(spark: SparkSession, entry: LedgerEntry) -> DataFrame:

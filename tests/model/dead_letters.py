@@ -434,6 +434,109 @@ def using_up(*, absent: str = "shown", takes_next: bool = True, far: int = 5, ba
     return search(Model(init, step, bad, done))
 
 
+def abandoning(
+    *,
+    fences: bool = True,
+    keeper_checks: bool = True,
+    own_sequence: bool = True,
+    redrives: int = 2,
+    size: int = 4,
+) -> Result:
+    """Dead letters of redrives that are killed before they land, next to ingestion, and logs that are cleaned.
+
+    A run of ingestion checks which dead letters count, and its entry says up to which of them all count. Dead letters
+    that it sees never land are deleted.
+
+    Args:
+        fences: a run takes the number of a redrive that wrote its dead letters long ago and has not landed.
+        keeper_checks: the keeper of the ledger checks, too, before it writes; if not, it repeats the newest entry.
+        own_sequence: redrives have another transaction sequence than ingestion.
+        redrives: how many there may be.
+        size: from this many commits on, only redrives and fences commit.
+    """
+    # The main log: (sequence, number, redrive or -1, how many redrives are checked, base); what is cleaned of it. The
+    # dead letters: the number of each redrive; what is cleaned of their log; which are deleted. The redrive in flight;
+    # the entry that a run is about to write; how many runs have ended since the newest dead letters were written and
+    # became old. Logs are cleaned so late that two have.
+    ingestion = "ingestion" if own_sequence else "redrives"
+    init = ((), 0, (), 0, frozenset(), None, None, 0, redrives)
+
+    def last(main: State, sequence: str) -> int:
+        return max((c[1] for c in main if c[0] == sequence), default=0)
+
+    def orphaned(st: State) -> tuple[list[int], list[int]]:
+        """The redrives that are in flight, and those that never land, as far as the logs show."""
+        main, cleaned, dead, cleaned_dead, deleted = st[:5]
+        checked = main[-1][3] if main else 0
+        readable = {c[1]: c[2] for c in main[cleaned:] if c[0] == "redrives"}
+        flying, never = [], []
+        for at in range(max(checked, cleaned_dead), len(dead)):
+            number = dead[at]
+            if number > last(main, "redrives"):
+                flying.append(at)
+            elif readable.get(number, at) != at or (number not in readable and min(readable, default=number) < number):
+                never.append(at)
+        return [at for at in flying if at not in deleted], [at for at in never if at not in deleted]
+
+    def step(st: State) -> Iterator[tuple[str, State]]:
+        main, cleaned, dead, cleaned_dead, deleted, redrive, run, runs, left = st
+        flying, never = orphaned(st)
+        checked = min(flying, default=len(dead))
+        if redrive is not None:
+            is_free = dead[redrive] > last(main, "redrives")
+            entry = ("redrives", dead[redrive], redrive, main[-1][3] if main else 0, -1)
+            after = (*main, entry) if is_free else main
+            name = f"redrive {redrive} {'lands' if is_free else 'is dropped'}"
+            yield name, (after, cleaned, dead, cleaned_dead, deleted, None, run, runs, left)
+            yield "!it is killed", (main, cleaned, dead, cleaned_dead, deleted, None, run, runs, left)
+        elif left:
+            known = (*dead, last(main, "redrives") + 1)
+            yield (
+                f"redrive {len(dead)} writes dead letters",
+                (main, cleaned, known, cleaned_dead, deleted, len(dead), run, 0, left - 1),
+            )
+        if run is None:
+            gone = deleted | frozenset(never)
+            yield "a run checks", (main, cleaned, dead, cleaned_dead, gone, redrive, (checked, len(main)), runs, left)
+            base = len(main)
+            kept = ("keep", last(main, "keep") + 1, -1, checked if keeper_checks else main[-1][3] if main else 0, base)
+            if len(main) < size:
+                gone = gone if keeper_checks else deleted
+                yield "the keeper writes", ((*main, kept), cleaned, dead, cleaned_dead, gone, redrive, run, runs, left)
+        else:
+            entry = (ingestion, last(main, ingestion) + 1, -1, *run)
+            if len(main) < size:
+                yield (
+                    "the run writes",
+                    ((*main, entry), cleaned, dead, cleaned_dead, deleted, redrive, None, runs, left),
+                )
+            ended = (*main, ("redrives", dead[flying[-1]], -1, main[-1][3] if main else 0, -1)) if flying else main
+            if fences and flying:
+                yield "the run fences", (ended, cleaned, dead, cleaned_dead, deleted, redrive, None, runs, left)
+            elif redrive is None:
+                ends = (main, cleaned, dead, cleaned_dead, deleted, redrive, None, min(runs + 1, 2), left)
+                yield "the run ends", ends
+        if runs == 2 and run is None and cleaned_dead < len(dead):
+            yield "!the log of the dead letters is cleaned", (*st[:3], len(dead), *st[4:])
+        newest = len(main) - 1
+        if newest > cleaned and main[-1][4] == newest and run is redrive is None:
+            yield "!the log is cleaned", (main, newest, *st[2:])
+
+    def bad(st: State) -> str | None:
+        main, _, dead, _, deleted = st[:5]
+        flying, never = orphaned(st)
+        for at in range(len(dead)):
+            counts = at not in (*flying, *never, *deleted)
+            if counts != any(c[0] == "redrives" and c[2] == at for c in main):
+                return f"the dead letter of redrive {at} {'counts' if counts else 'does not count'}"
+        return None
+
+    def done(st: State) -> bool:
+        return st[5] is st[6] is None and not orphaned(st)[0]
+
+    return search(Model(init, step, bad, done))
+
+
 def replacing(*, late: str = "replaces", restores: int = 1, redos: int = 2) -> Result:
     """The dead letter or the row of one message that the stream may lose, next to what replaces it.
 
@@ -538,6 +641,11 @@ VARIANTS = (
     quick("used1", "a batch counts if no readable commit has its number", "BAD", lambda: using_up(absent="counts")),
     quick("used2", "not if one has a lower number; the far number is taken", "BAD", lambda: using_up(takes_next=False)),
     quick("used3", "the same, but the next number is taken first", "PASS", using_up),
+    quick("left1", "nobody takes the number of a killed redrive", "BAD", lambda: abandoning(fences=False)),
+    quick("left2", "the keeper repeats what was checked", "BAD", lambda: abandoning(keeper_checks=False)),
+    quick("left3", "a fence takes it, and the keeper checks", "PASS", lambda: abandoning(redrives=1)),
+    Variant("left4", "same, two redrives", "PASS", abandoning),
+    Variant("left5", "same, in the sequence of ingestion", "PASS", lambda: abandoning(own_sequence=False)),
     quick("offset1", "each dead letter of an offset counts", "BAD", lambda: unplaced(of_an_offset="all")),
     quick("offset2", "the newest in the table counts", "BAD", lambda: unplaced(of_an_offset="newest")),
     quick("offset3", "the newest of those whose batch is in the ledger counts", "PASS", unplaced),

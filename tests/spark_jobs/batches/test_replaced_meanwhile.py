@@ -17,6 +17,7 @@ from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, Step, ignor
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.rebuild import rebuild_events
 from spark_jobs.batches.replay import Replay, ReplayJob, rewind
+from spark_jobs.dead_letters import table as dead_letter_table
 from spark_jobs.dead_letters.corrections import Corrections
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.verify import verify
@@ -27,6 +28,7 @@ from stream_consumers.memory import memory_broker
 from stream_consumers.messages import Shard
 from stream_consumers.options import ConsumerMode, DataLoss, ErrorPolicy
 from stream_consumers.urls import StreamUrl
+from tests.support.delta_writes import clean_log
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 ORDERS = Shard("orders")
@@ -75,10 +77,10 @@ class Orders:
         with open_batch_source(self.url) as source:
             rewind(self.spark, source, self.what, Bound(sequence=0))
 
-    def redrive(self, payloads: Mapping[int, bytes]) -> None:
+    def redrive(self, payloads: Mapping[int, bytes], observer: Observer = ignore_steps) -> None:
         own = {(ORDERS, sequence): payload for sequence, payload in payloads.items()}
         what = Redrive(corrections=Corrections(own, by="ann"))
-        list(drain_batches(RedriveJob(self.spark, self.what, what, url=self.url)))
+        list(drain_batches(RedriveJob(self.spark, self.what, what, url=self.url, observer=observer)))
 
     def replay(self, observer: Observer = ignore_steps) -> None:
         with open_batch_source(self.url) as source:
@@ -228,3 +230,26 @@ def test_a_replay_keeps_the_copy_that_a_restore_brings_in_place_of_a_newer_one(
     orders.lose(1)
     orders.replay(at(Step.WRITING, lambda: orders.restore(before)))
     assert orders.users() == {0: "u0", 1: "a", 2: "u2"}
+
+
+def test_a_correction_of_a_redrive_that_was_killed_is_never_in_force(
+    spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if ingestion has other transaction sequences, and the log of the dead-letter table is cleaned."""
+
+    def kill() -> None:
+        raise KeyboardInterrupt
+
+    orders = Orders(spark, folder, sharing=ConsumerMode.LOAD_BALANCED)
+    orders.send(order(0), b"broken", order(2))
+    with pytest.raises(KeyboardInterrupt):
+        orders.redrive({1: A}, at(Step.DEAD_LETTERS_WRITTEN, kill))
+    monkeypatch.setattr(dead_letter_table, "ABANDONED_AFTER_MS", -1)
+    orders.send(b"broken, too")
+    clean_log(orders.what.dead_letters().path)
+    orders.send(order(4))
+    assert orders.what.dead_letters().corrections(orders.what.ledger()).num_rows == 0
+    orders.replay()
+    assert orders.dead_letters() == {1, 3}
+    assert orders.users() == {0: "u0", 2: "u2", 4: "u4"}
+    assert orders.is_right()

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from deltalake import DeltaTable
 
+from spark_jobs import maintenance
+from spark_jobs.batches import target_table
+from spark_jobs.batches.ingestion import Ingestion
+from spark_jobs.batches.target_table import fence_abandoned
+from spark_jobs.dead_letters import table
 from spark_jobs.dead_letters.table import CheckedDeadLetters, DeadLetterTable
-from spark_jobs.ledger.entries import LedgerEntry, ShardState
+from spark_jobs.ledger.entries import EntryFields, LedgerEntry, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
-from spark_jobs.ledger.ledger import Ledger
+from spark_jobs.ledger.ledger import Ledger, LedgerState
+from spark_jobs.maintenance import keep_alive
 from stream_consumers.batches import Range
 from stream_consumers.messages import Shard
 from tests.support.letter_tables import write_letters
@@ -51,7 +59,8 @@ class Tables:
         bid = bid or f"b{number}"
         if dead:
             places = [WIDTH * (index + 1) - 1 - i for i in range(dead)]
-            write_letters(self.letters, SHARD, *places, group=self.group, batch=bid, number=number)
+            more: dict[str, Any] = {"number": number, "metadata": {"app": self.app}}
+            write_letters(self.letters, SHARD, *places, group=self.group, batch=bid, **more)
         if lands:
             fields = {
                 "ranges": {SHARD: Range(WIDTH * index, WIDTH * (index + 1))},
@@ -286,3 +295,126 @@ def test_what_was_redriven_does_not_count_again_when_the_commit_that_tells_it_is
     tables.settle()
     assert tables.there() == wanted, "nothing brings them back: they are deleted"
     assert tables.counted() == wanted
+
+
+@pytest.fixture
+def what(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Tables, Ingestion]:
+    """A table whose empty commits are written by hand, too."""
+    tables = Tables(tmp_path)
+
+    def commit(
+        spark: object,
+        what: Ingestion,
+        kind: str,
+        fields: Callable[[LedgerState], EntryFields | None],
+        *,
+        read: Callable[[], LedgerState] | None = None,
+    ) -> None:
+        state = (read or what.ledger().read)()
+        if (more := fields(state)) is not None:
+            tables.main.ours(what.ledger().entry(kind, state, **more))
+
+    for module in (target_table, maintenance):
+        monkeypatch.setattr(module, "commit_empty", commit)
+    return tables, Ingestion("g", str(tables.main.path))
+
+
+def kill(tables: Tables, app: str, *, number: int = 1) -> None:
+    """A batch of another sequence that writes dead letters and a correction, and never its rows."""
+    more: dict[str, Any] = {"batch": "killed", "number": number, "metadata": {"app": app}}
+    write_letters(tables.letters, SHARD, 5, **more)
+    write_letters(tables.letters, SHARD, 6, correction=b"never", **more)
+
+
+def run(tables: Tables, what: Ingestion) -> list[int]:
+    """What a run does first; return the numbers that it takes of other sequences."""
+    before = tables.main.next
+    tables.settle()
+    session: Any = DeltaRsSession(tables.letters.path)
+    fence_abandoned(session, what, tables.settlement.abandoned)
+    commits = (tables.main.log().commit(version) for version in range(before, tables.main.next))
+    return [commit.entry.number for commit in commits if commit and commit.entry]
+
+
+@pytest.mark.parametrize(
+    ("app", "number", "fences"),
+    [
+        ("g/main", 1, [1]),
+        pytest.param("g/main", 7, [1, 7], id="of a newer copy of the table"),
+        ("g/orders/1", 1, [1]),
+        ("g/orders#2/0", 1, [1]),
+        ("g/worker-1", 1, [1]),
+    ],
+)
+def test_dead_letters_of_a_batch_whose_number_no_batch_takes_never_count(
+    what: tuple[Tables, Ingestion], monkeypatch: pytest.MonkeyPatch, app: str, number: int, fences: list[int]
+) -> None:
+    tables, of_table = what
+    own = replace(of_table, shard=SHARD)
+    tables.app = own.ledger().app
+    tables.batch(0, dead=1)
+    kill(tables, app, number=number)
+    assert run(tables, own) == [], "it may still land"
+    monkeypatch.setattr(table, "ABANDONED_AFTER_MS", -1)
+    assert run(tables, own) == fences
+    assert run(tables, own) == []
+    assert tables.there() == [9]
+    tables.batch(1, dead=1)
+    DeltaTable(tables.letters.path).create_checkpoint()
+    for commit in sorted(Path(tables.letters.path, "_delta_log").glob("*.json"))[:-1]:
+        commit.unlink()
+    assert tables.counted() == [9, 19]
+    assert tables.letters.corrections(tables.ledger()).num_rows == 0
+
+
+def test_the_number_of_an_abandoned_batch_of_the_own_sequence_is_left_to_the_next_batch(
+    what: tuple[Tables, Ingestion], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables, own = what
+    monkeypatch.setattr(table, "ABANDONED_AFTER_MS", -1)
+    tables.batch(0, dead=1)
+    kill(tables, tables.app, number=2)
+    assert run(tables, own) == []
+    tables.batch(1, dead=1)
+    tables.settle()
+    assert tables.there() == [9, 19]
+
+
+def test_maintenance_deletes_dead_letters_of_a_dropped_batch_before_the_log_is_cleaned(
+    what: tuple[Tables, Ingestion],
+) -> None:
+    tables, own = what
+    session: Any = DeltaRsSession(tables.letters.path)
+    tables.batch(0)
+    tables.settle()
+    tables.batch(1, dead=2, bid="dropped", lands=False)
+    tables.batch(1, dead=1)
+    assert keep_alive(session, own)
+    assert tables.counted() == [19]
+    tables.clean_before(tables.main.next - 1)
+    assert tables.counted() == [19]
+
+
+def test_maintenance_records_what_a_restore_removed_before_the_log_is_cleaned(
+    what: tuple[Tables, Ingestion],
+) -> None:
+    tables, own = what
+    session: Any = DeltaRsSession(tables.letters.path)
+    tables.batch(0, dead=1)
+    tables.batch(1, dead=1)
+    tables.main.restore(version=0, back_to=0)
+    assert keep_alive(session, own)
+    tables.clean_before(tables.main.next - 1)
+    assert tables.counted() == [9]
+
+
+def test_maintenance_fences_abandoned_batches(what: tuple[Tables, Ingestion], monkeypatch: pytest.MonkeyPatch) -> None:
+    tables, own = what
+    session: Any = DeltaRsSession(tables.letters.path)
+    assert not keep_alive(session, own), "the group has not begun"
+    monkeypatch.setattr(table, "ABANDONED_AFTER_MS", -1)
+    tables.batch(0, dead=1)
+    kill(tables, tables.app, number=2)
+    assert keep_alive(session, own)
+    assert tables.there() == [9]
+    assert tables.ledger().read().last_number == 2
