@@ -65,8 +65,9 @@ _BEFORE_WORD = (
     r"|(?<=\\[abfnrtv0])|(?<=\\x[0-9A-Fa-f]{2})|(?<=\\u[0-9A-Fa-f]{4}))"
 )
 # A JSON Web Token, which a client may have fetched itself, so that its value is not known; it may be truncated. It
-# begins with a JSON object in base64, in which white space may come first.
-_TOKEN = re.compile(rf"{_BEFORE_WORD}e(?:yJ[\w-]{{8,}}|[w-z][\w-]{{14,}})(?:\.[\w-]*){{1,4}}")
+# begins with a JSON object in base64, in which white space may come first. Without a dot it is another word, which is
+# matched as well: a pattern that required the dot would read a word again from each place where a token may begin.
+_TOKEN = re.compile(rf"{_BEFORE_WORD}e(?:yJ[\w-]{{8,}}|[w-z][\w-]{{14,}})(?P<parts>(?:\.[\w-]*){{0,4}})")
 _AFTER_WORD = r"(?![^\W_])"
 _VARIABLE = "env:"
 
@@ -228,7 +229,8 @@ def redact_options(text: str, options: Mapping[str, object]) -> str:
             secrets |= _secrets(str(value), has_parts=bool(_SECRET.match(name) or not _PATH.fullmatch(str(value))))
     for secret in sorted(secrets, key=len, reverse=True):
         text = _redact(text, secret)
-    text = _TOKEN.sub(HIDDEN, _CREDENTIALS.sub(rf"\1 {HIDDEN}", text))
+    text = _CREDENTIALS.sub(rf"\1 {HIDDEN}", text)
+    text = _TOKEN.sub(lambda found: HIDDEN if found["parts"] else found[0], text)
     return _PARAMETER.sub(rf"\1{HIDDEN}", _USER_INFO.sub(f"://{HIDDEN}@", text))
 
 

@@ -96,10 +96,11 @@ _PYTHON = "org.apache.spark.api.python.PythonException: "
 # The conditions of errors that hold no value of a row, but a cause that explains the failure.
 _WRAPPERS = re.compile(r"(?:TASK_WRITE_FAILED|FAILED_READ_FILE|INTERNAL_ERROR(?:_[A-Z]+)*)(?:\.|$)")
 _CAUSED_BY = "Caused by: "
-# The frames of a traceback and the error. PySpark wraps the traceback of a failed unpickling in another error.
+# The frames of a traceback and the error. PySpark wraps the traceback of a failed unpickling in another error. Frames
+# without an error are matched as well, so that no line is read again for each traceback that begins within them.
 _TRACEBACK = re.compile(
     r"Traceback \(most recent call last\):\n((?:[ \t].*\n)+)"
-    r"(?!pyspark\.serializers\.SerializationError: Caused by Traceback)(\S.*)"
+    r"((?!pyspark\.serializers\.SerializationError: Caused by Traceback)\S.*)?"
 )
 # Errors of files and connections. A function of the transform may raise them, too, with values of rows.
 _OF_STORAGE = re.compile(
@@ -246,7 +247,7 @@ _FOLDER = _FailureKind(
     "next run reads the batch again.",
 )
 _SCHEMA = _FailureKind(
-    re.compile(r"\[DELTA_(METADATA_MISMATCH|\w*SCHEMA\w*|FAILED_TO_MERGE\w*|\w*DATA_?TYPES?\w*)\]"),
+    re.compile(r"\[DELTA_(?=\w*\])(METADATA_MISMATCH|\w*SCHEMA\w*|FAILED_TO_MERGE\w*|\w*DATA_?TYPES?\w*)\]"),
     SchemaMismatchError,
     "the rows do not fit the table {table}",
     "Change the transform or the schema; schema_changes='add_columns' adds new columns and fields to the table.",
@@ -461,7 +462,7 @@ def _raised_in_python(error: Exception) -> tuple[str, str]:
     is_python = any(_condition(head) == "PYTHON_EXCEPTION" or head.startswith(_PYTHON) for head in heads)
     if not (is_python or isinstance(error, PythonException)):
         return "", ""
-    found = _TRACEBACK.search(text)
+    found = next((found for found in _TRACEBACK.finditer(text) if found[2]), None)
     return (found[2], found[1]) if found else (public_text(error), "")
 
 

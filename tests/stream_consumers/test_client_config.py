@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import time
 
 import dagster as dg
 import pytest
@@ -194,3 +195,23 @@ def test_a_token_is_hidden_however_its_json_is_written(header: str, before: str)
 def test_names_of_servers_are_no_tokens() -> None:
     said = "exchange.orders.internal and newsletter-service.example-company.org do not answer"
     assert redact_options(said, {}) == said
+
+
+@pytest.mark.parametrize("text", ["eyJhbGciOiJSUzI1NiJ9-exchange", "-eyJhbGciOiJSUzI1NiJ9_eyJzdWIiOiJtZSJ9 next.x"])
+def test_a_word_without_a_dot_is_no_token(text: str) -> None:
+    assert redact_options(text, {}) == text
+    assert redact_options(f"{text} eyJhbGciOiJSUzI1NiJ9.eyJz", {}) == f"{text} [hidden]"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "-ex", "-eyJaaaaaaaa", "eyJaaaaaaaa.", "%20ex", "\\nex", "Basic a", "Bearer aaaaaaaa ", "?key", "&a.",
+        "<Token-0", "x-amz-security-token ", "://", "://a:", "hunter2-and", "\\",
+    ],
+)  # fmt: skip
+def test_a_long_text_is_redacted_in_linear_time(part: str) -> None:
+    text = part * (100_000 // len(part))
+    began = time.process_time()
+    redact_options(text, {"password": "hunter2-and-more"})
+    assert time.process_time() - began < 1
