@@ -2,6 +2,7 @@
 
 import json
 import struct
+import time
 from decimal import Decimal
 
 import pyarrow as pa
@@ -9,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_jobs.decoding.avro import Avro, block_reader, is_common
-from spark_jobs.decoding.avro_resolution import AvroReader
+from spark_jobs.decoding.avro import Avro, avro_decoding, block_reader, is_common
+from spark_jobs.decoding.avro_resolution import AvroReader, resolution
 from spark_jobs.decoding.avro_schema import columns_ddl, parse_avro
 from spark_jobs.decoding.decoders import decode_rows
+from spark_jobs.decoding.schema_limits import MAX_WEIGHT
 from spark_jobs.decoding.schema_registry import StoredSchema
 from stream_consumers.errors import SchemaMismatchError
 from tests.support.arrow_columns import arrow_columns
@@ -193,3 +195,51 @@ def test_a_block_of_many_is_taken_at_once(monkeypatch):
     assert decoded.errors.null_count == 500
     assert decoded.columns[0].to_pylist() == expected
     assert [row for row, value in enumerate(expected) if value is not None] == [n for n in range(1, 500, 2) if n != 7]
+
+
+def nested(depth, wrap):
+    kind = "long"
+    for level in range(depth):
+        kind = wrap(level, kind)
+    return kind
+
+
+def record(level, *kinds):
+    fields = [{"name": f"f{place}", "type": kind} for place, kind in enumerate(kinds)]
+    return {"type": "record", "name": f"R{level}", "fields": fields}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        nested(80, record),
+        nested(80, lambda level, kind: record(level, kind, *["long"] * 80)),
+        nested(45, lambda level, kind: ["null", record(level, kind)]),
+        nested(45, lambda level, kind: ["null", "string", record(level, kind)]),
+        nested(80, lambda level, kind: {"type": "array", "items": kind}),
+        nested(80, lambda level, kind: {"type": "map", "values": kind}),
+        # Each record is in the next one twice, the second time by its name.
+        nested(11, lambda level, kind: record(level, kind, f"R{level - 1}" if level else kind)),
+        nested(10, lambda level, kind: record(level, ["null", kind], ["null", f"R{level - 1}" if level else kind])),
+        record(0, *["long"] * 9000),
+        record(0, *(record(number + 1, "long") for number in range(4500))),
+        ["null", *(record(number, "long") for number in range(4500))],
+    ],
+    ids=["records", "wide", "nullable", "unions", "arrays", "maps", "twice", "or null", "fields", "small", "branches"],
+)
+def test_the_deepest_and_the_widest_schemas_are_prepared_at_once(kind):
+    """A message chooses the schema that has written it, which may be as large as ``check_weight`` admits."""
+    fields = [{"name": "id", "type": "long"}, {"name": "more", "type": kind}]
+    writer, reader = (
+        StoredSchema("AVRO", json.dumps({"type": "record", "name": "Order", "fields": own}))
+        for own in (fields, fields[:1])
+    )
+    began = time.process_time()
+    avro_decoding(writer, reader, pa.schema([("id", pa.int64())]), False)
+    tree = parse_avro(writer)
+    assert tree.weight <= MAX_WEIGHT
+    # Each branch of a writer is compared with each branch of its reader, which the user chooses.
+    if not isinstance(kind, list) or len(kind) < 9:
+        resolution(tree, tree, "")
+        is_common(tree, tree)
+    assert time.process_time() - began < 5
