@@ -207,13 +207,8 @@ class FileBatchSource(BatchSource):
         self._segments, self._last_end = [], START
         self._tail, self.is_exact = None, True
         with self._scanner(first) as scanner:
-            for segment in scan.segments(scanner.blocks(is_checked=False)):
-                check_shard_count(self.url, len(segment.end.positions))
-                self._segments.append(segment)
-                if time.monotonic() > deadline:
-                    self.is_exact = False
-                    break
-            else:
+            self._segments += scan.segments(self._blocks(scanner, scan, deadline))
+            if self.is_exact:
                 self._tail = self._describe_tail(scan.open_damage, scanner)
         starts: dict[Shard, int] = {}
         for segment in self._segments:
@@ -226,6 +221,19 @@ class FileBatchSource(BatchSource):
         }
         self._lost = self._removed(resume) if resume is not None and is_unknown and self.is_exact else {}
         return self._extents
+
+    def _blocks(self, scanner: FrameScanner, scan: SegmentScan, deadline: float) -> Iterator[Block]:
+        """Yield the blocks of a scan until the deadline, but at least one message; check the shards after each block.
+
+        A segment may be as large as the file, if that has many shards.
+        """
+        begin = scan.offset
+        for block in scanner.blocks(is_checked=False):
+            yield block
+            check_shard_count(self.url, len(scan.positions))
+            if time.monotonic() > deadline and scan.offset > begin:
+                self.is_exact = False
+                return
 
     def lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
         """See :meth:`stream_consumers.batches.BatchSource.lost`.

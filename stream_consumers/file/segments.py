@@ -79,13 +79,15 @@ class SegmentScan:
 
     Attributes:
         open_damage: damage that no message has followed yet.
+        offset: the last offset at which a segment could end.
+        positions: for each shard of the wanted streams, a sequence above those of its messages so far.
     """
 
     def __init__(self, begin: Checkpoint, streams: frozenset[str], *, frames: int = 1, span: int = 0) -> None:
         self.open_damage: Damage | None = None
         self._begin = begin
-        self._offset = begin.offset
-        self._positions = dict(begin.positions)
+        self.offset = begin.offset
+        self.positions = dict(begin.positions)
         self._missing = self._missing_ahead = begin.missing.total
         self._missing_before = dict(begin.missing.before)
         # Control messages have no sequences.
@@ -101,11 +103,11 @@ class SegmentScan:
             else:
                 for item in items_of(block):
                     self._step(item)
-            span = self._span * (1 + len(self._positions) // SHARDS_OF_ALL)
-            is_long = self._messages >= self._frames and self._offset - self._begin.offset >= max(1, span)
+            span = self._span * (1 + len(self.positions) // SHARDS_OF_ALL)
+            is_long = self._messages >= self._frames and self.offset - self._begin.offset >= max(1, span)
             if is_long and self.open_damage is None:
                 yield self._end_segment()
-        if self._offset > self._begin.offset:
+        if self.offset > self._begin.offset:
             yield self._end_segment()
 
     def _start_segment(self) -> None:
@@ -121,13 +123,13 @@ class SegmentScan:
         return found
 
     def _checkpoint(self) -> Checkpoint:
-        return Checkpoint(self._offset, dict(self._positions), Missing(self._missing, dict(self._missing_before)))
+        return Checkpoint(self.offset, dict(self.positions), Missing(self._missing, dict(self._missing_before)))
 
     def _step_run(self, run: Run) -> None:
-        self._offset = run.end
+        self.offset = run.end
         self._messages += len(run.sizes)
         if run.stream in self._streams:
-            self._positions.update((shard, last + 1) for shard, (_, last) in run.bounds.items())
+            self.positions.update((shard, last + 1) for shard, (_, last) in run.bounds.items())
             if self._missing:
                 self._missing_before.update(dict.fromkeys(run.bounds, self._missing))
             self._count(run.bounds, run.counts, int(run.sizes.sum()))
@@ -146,12 +148,12 @@ class SegmentScan:
             self.open_damage = item
         elif is_wanted and shard is not None and sequence is not None:
             self.open_damage, self._missing = None, self._missing_ahead
-            self._positions[shard] = sequence + 1
+            self.positions[shard] = sequence + 1
             if self._missing:
                 self._missing_before[shard] = self._missing
             self._count({shard: (sequence, sequence)}, {shard: 1}, _payload_bytes(item))
         if self.open_damage is None:
-            self._offset = item.end
+            self.offset = item.end
 
     def _count(self, bounds: Bounds, counts: Mapping[Shard, int], payload_bytes: int) -> None:
         for shard, (first, last) in bounds.items():

@@ -691,6 +691,33 @@ def test_a_file_with_more_shards_than_the_ledger_can_keep_is_refused(
     assert caught.value.facts["shards"] == 3
 
 
+def test_a_walk_ends_within_a_long_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A segment of a file with many shards may be the whole file."""
+    monkeypatch.setattr(segments, "CHECKPOINT_FRAMES", 4096)
+    shards = [Shard("orders", number) for number in range(300)]
+    path = write_file(tmp_path / "orders.ss", numbered(600, shards=shards), interval=1024)
+    with FileBatchSource(url_of(path)) as source:
+        part = source.extents(budget_seconds=0)
+        assert 0 < len(part) < 300
+        plan = source.plan({shard: Range(0, 1000) for shard in shards}, limits=Limits(), parallelism=1)
+        assert plan is not None
+        assert {shard: own.end for shard, own in plan.ranges.items()} == {s: own.end for s, own in part.items()}
+        assert len(source.extents()) == 300
+        monkeypatch.setattr(stream_batches, "MAX_SHARDS", 10)
+        with pytest.raises(UnsupportedError) as caught:
+            source.extents()
+    assert 10 < caught.value.facts["shards"] < 300
+
+
+def test_a_walk_without_time_passes_damage_at_its_begin(tmp_path: Path) -> None:
+    data = bytearray(file_bytes(numbered(50), interval=1024))
+    data[HEADER_SIZE : HEADER_SIZE + 8] = bytes(8)
+    path = tmp_path / "orders.ss"
+    path.write_bytes(data)
+    with FileBatchSource(url_of(path)) as source:
+        assert 0 < source.extents(budget_seconds=0)[ORDERS].end < 51
+
+
 def test_shards_of_other_streams_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     others = [Shard("clicks", number) for number in range(5)]
     path = write_file(tmp_path / "orders.ss", [*numbered(2), *numbered(10, shards=others), *numbered(3, first=3)])
