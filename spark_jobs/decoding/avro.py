@@ -218,12 +218,13 @@ def is_common(writer: AvroType, reader: AvroType) -> bool:
     if [branch.kind for branch in reader.branches] != ["record"]:
         return False
     written = {field.name: field for field in only.fields}
-    pairs = [
-        (written_field(written, field), field.type) for field in reader.branches[0].fields if field.type.has_column
-    ]
-    read = {own.name: kind for own, kind in pairs if own}
-    # Each type of the writer is checked once: a second check would double the time with each nested record.
-    return all(is_common(field.type, read.get(field.name, field.type)) for field in only.fields)
+    wanted = [field for field in reader.branches[0].fields if field.type.has_column]
+    read = [(own, field.type) for field in wanted if (own := written_field(written, field))]
+    names = {own.name for own, _ in read}
+    # Each type of the writer is checked once for each field that reads it: one more check would double the time with
+    # each nested record.
+    pairs = [*read, *((field, field.type) for field in only.fields if field.name not in names)]
+    return all(is_common(own.type, kind) for own, kind in pairs)
 
 
 class AvroDecoding:

@@ -176,6 +176,15 @@ def test_one_field_of_the_writer_may_be_two_of_the_reader():
     assert Both(writer, reader).is_taken([encoded(writer, {"f": n}) for n in range(3)])
 
 
+@pytest.mark.parametrize("union", [["string", "Inner"], ["Inner", "string"]])
+@pytest.mark.parametrize("is_last", [True, False])
+def test_each_field_that_reads_a_field_of_the_writer_must_be_common(union, is_last):
+    inner = {"type": "record", "name": "Inner", "fields": [{"name": "id", "type": "long"}]}
+    kinds = [inner, union] if is_last else [inner, union, "Inner"]
+    fields = [{"name": f"f{place}", "aliases": ["f"], "type": kind} for place, kind in enumerate(kinds)]
+    assert not Both(field(inner), {**field("long"), "fields": fields}).is_taken([b"\x08"])
+
+
 def test_a_block_of_many_is_taken_at_once(monkeypatch):
     price = {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}
     fields = [{"name": "n", "type": ["null", "long"]}, {"name": "price", "type": price}]
