@@ -147,7 +147,7 @@ class BatchJob(ABC):
             The state to plan batches from. It has the result of the check.
         """
         found = self._checked
-        if again or found is None or self.ledger.was_restored(after=self._checked_at, state=state):
+        if again or found is None or self.ledger.was_restored(after=self._checked_at, up_to=state.version):
             found = self._checked = self.target.dead_letters.clean_up(self.target.spark, self.ledger, state)
             fence_abandoned(self.target.spark, self.ingestion, found.abandoned)
         self._checked_at = state.version

@@ -278,6 +278,11 @@ class WriteMode(NamedTuple):
     redoes_rest: bool = False
     rebuilds: bool = False
 
+    @property
+    def reads_again(self) -> bool:
+        """Whether it writes messages that were written before, which may have corrections."""
+        return self.reduces_redo and self.replaces_dead_letters
+
 
 MODES: Mapping[str, WriteMode] = {
     "append": WriteMode(fits_one_pass=True, repeats_rows=True),

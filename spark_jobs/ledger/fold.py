@@ -10,7 +10,10 @@ It applies the commits in log order:
                    after v, the origin moves back to the first of them
     dismiss        covered |= R  (it writes and removes no rows)
     late commit    redo |= R ∩ (covered ∪ [−∞, claimed)), with ``covered`` before the commit, in place of the first
-                   change of redo in its line above ; all of R after a RESTORE undid an adopt
+                   change of redo in its line above ; all of R after a RESTORE undid an adopt, or if the commit has
+                   messages that were read again, because the RESTORE may have removed their corrections
+    overtaken      replace, merge, upsert: also redo |= R ∩ the places of redrives that landed since its plan, because
+                   it lacks their corrections (``tests/model/redrive.py``)
     init, adopt    set origins (adopt: after the last row) and what the source reported at them
     rebuild        covered := [−∞, position of the staging table) ;  redo := {}, if it is late [its origin, ∞) ∩ covered
                    ;  its origin, last message and keys
@@ -55,8 +58,15 @@ from stream_consumers.messages import Shard
 NONE = Intervals()
 
 
-def fold(state: State, entry: LedgerEntry, *, late: bool) -> State:
-    """Return the state after one commit of the group."""
+def fold(state: State, entry: LedgerEntry, *, late: bool, redriven: Mapping[Shard, Intervals] | None = None) -> State:
+    """Return the state after one commit of the group.
+
+    Args:
+        state: the state before it.
+        entry: its ledger entry.
+        late: whether there was a RESTORE between its plan and the commit.
+        redriven: the places of redrives that landed between the two; none by default.
+    """
     if entry.write_mode.rebuilds:
         return {
             **state,
@@ -93,11 +103,12 @@ def fold(state: State, entry: LedgerEntry, *, late: bool) -> State:
             # brought back rows of messages that this batch wrote.
             claimed = Intervals.of((MIN_SEQUENCE, known.claimed or MIN_SEQUENCE)) if late else Intervals()
             redo |= written & (known.covered | claimed)
-            if late and known.is_adopt_undone:
-                # The RESTORE may have brought back rows of the same messages, from before the adopt.
+            if late and (known.is_adopt_undone or entry.write_mode.reads_again):
+                # The RESTORE may have brought back rows of the same messages, from before the adopt, or removed
+                # corrections of messages that this batch read again.
                 redo |= written
         elif entry.write_mode.reduces_redo:
-            redo -= written
+            redo = redo - written | written & (redriven or {}).get(shard, NONE)
         covered = known.covered | written
         redo |= _rest(entry, shard) & covered
         last = _last_message(known, entry, shard, covered.position)

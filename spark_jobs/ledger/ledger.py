@@ -331,10 +331,10 @@ class Ledger:
         self._last = newest_commit, found
         return found
 
-    def was_restored(self, *, after: int, state: LedgerState) -> bool:
-        """Return whether there was a RESTORE after version ``after``, or the log does not reach back that far."""
+    def was_restored(self, *, after: int, up_to: int) -> bool:
+        """Return whether there was a RESTORE in these versions, or the log does not reach back that far."""
         try:
-            return self._any(after + 1, state.version + 1, _is_restore)
+            return self._any(after + 1, up_to + 1, _is_restore)
         except LedgerTruncatedError:
             return True
 
@@ -499,16 +499,14 @@ class Ledger:
         """Return the places at which dead letters of older batches do not count because of a surviving commit.
 
         A RESTORE after its plan may have brought back dead letters that it did not read, so that it replaces none. The
-        next run reads its places again.
+        next run reads its places again. It also replaces none if the log was cleaned and this is unknown: a dead letter
+        too many is visible, one too few is not.
         """
         entry = commit.entry
         if entry is None or not entry.write_mode.replaces_dead_letters:
             return {}
-        if not entry.write_mode.takes_effect_at_base:
-            # What was cleaned from the log is far older than a batch in flight.
-            with suppress(LedgerTruncatedError):
-                if self._is_planned_before_restore(entry, commit.version - 1):
-                    return {}
+        if not entry.write_mode.takes_effect_at_base and self.was_restored(after=entry.base, up_to=commit.version - 1):
+            return {}
         return entry.replaced
 
     def foreign(self) -> Iterator[Commit]:
@@ -579,6 +577,18 @@ class Ledger:
         An entry is late if this is so with the version before its commit.
         """
         return self._any(entry.base + 1, version + 1, _is_restore)
+
+    def _redriven_since_plan(self, entry: LedgerEntry, version: int) -> Mapping[Shard, Intervals]:
+        """Return the places of redrives after the version that the entry was planned from, up to ``version``.
+
+        There are none if the entry has a number of their transaction sequence. A dismissal makes no correction.
+        """
+        found: dict[Shard, Intervals] = {}
+        for number in range(entry.base + 1, version + 1) if entry.write_mode.reduces_redo else ():
+            between = self._need(number).entry
+            if between is not None and between.kind == "replay":
+                found |= {shard: found.get(shard, Intervals()) | parts for shard, parts in between.places.items()}
+        return found
 
     def _newest_readable(self, snapshot: TableSnapshot) -> LedgerEntry | None:
         """Return the newest entry of the group; ``None`` if it has none, or it was cleaned from the log."""
@@ -681,7 +691,7 @@ class Ledger:
                 if now.state and is_of_other_keys(now.keys, entry):
                     error = _of_other_keys(self.log.path, number, now.keys, entry)
                 keys = keys_after(now.keys, entry, is_first=not now.state)
-                state = fold(now.state, entry, late=late)
+                state = fold(now.state, entry, late=late, redriven=self._redriven_since_plan(entry, number - 1))
                 if is_below_floor(now.floor, entry):
                     error = _inserted_below_floor(self.log.path, number)
                 now = _Fold(

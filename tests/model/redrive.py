@@ -25,6 +25,8 @@ def model(
     compares: str = "",
     rewinds: int = 0,
     gone: State = (),
+    drops: bool = False,
+    overtaken: str = "trusted",
 ) -> Result:
     """Explore it.
 
@@ -35,8 +37,8 @@ def model(
             deleted, then the rows appended; ``delete_after``: the other way round.
         uncounts: which dead letters count no more: those at the ``places`` that were replaced; or ``all`` of the
             batches that they are of.
-        late: a redrive that lands behind a RESTORE leaves what it has written to be replaced again (``redo``), or it is
-            ``trusted``.
+        late: what replaces rows, and lands behind a RESTORE, leaves its places to be replaced again (``redo``), or only
+            those that were ``covered`` before it; or redrives are ``trusted``.
         app: whose transaction sequence a redrive takes: that of the replays (``shared``), or its ``own``.
         redrives: how many processes do one.
         replay: the decoder of a replay of everything, ``old`` or ``new``; none if empty.
@@ -50,6 +52,9 @@ def model(
         rewinds: how many there may be.
         gone: the messages that the stream has lost since they were read first. What replaces them writes the rows again
             that they had at its plan.
+        drops: the transform may drop a corrected message, so that a redrive makes no row of it. Not with ``gone``.
+        overtaken: if a redrive landed since the plan of a replace, the places of the redrive are replaced again
+            (``redo``), or the replace is ``trusted``.
     """
     # The log: (app, number, kind, places, rows, batch id, base); kinds: a append, r replace, p replay, d redrive, w
     # rewind, R RESTORE (number: the version). Dead letters: (batch id, message, whether they were deleted). Runs:
@@ -102,6 +107,11 @@ def model(
         """The redrive whose correction of a message is in force; -1 without one."""
         return next((at for at in surviving(log) if log[at][2] == "d" and x in log[at][3]), -1) if corrects else -1
 
+    def is_dropped(log: State, x: int) -> bool:
+        """Whether the correction of a message that is in force makes no row."""
+        at = in_force(log, x)
+        return at >= 0 and x not in log[at][4]
+
     def correction_of(log: State, number: int, x: int) -> int:
         """The redrive with whose correction a commit made its row of a message."""
         _, _, kind, _, _, _, base = log[number]
@@ -119,8 +129,13 @@ def model(
             if c[2] in "Rw":
                 at.append(at[c[1]] if c[2] == "R" else (covered, covered))
                 continue
-            is_double = c[2] == "a" or (is_late(log, number) and not (c[2] == "d" and late == "trusted"))
-            redo = redo | c[3] & covered if is_double else redo - c[3]
+            between = [b[3] for b in log[c[6] : number] if b[2] == "d"] if overtaken == "redo" else []
+            if c[2] == "a":
+                redo = redo | c[3] & covered
+            elif is_late(log, number) and not (c[2] == "d" and late == "trusted"):
+                redo = redo | (c[3] & covered if late == "covered" else c[3])
+            else:
+                redo = redo - c[3] | c[3] & frozenset().union(*between)
             at.append((covered | c[3], redo))
         return at[-1]
 
@@ -147,13 +162,14 @@ def model(
     def read(places: frozenset[int], decoder: str, log: State = ()) -> tuple[frozenset[int], frozenset[int]]:
         """Rows and dead letters, next to what the table has where the places are replaced."""
         known = rows(log)
+        dropped = frozenset(x for x in places if is_dropped(log, x))
         good = frozenset(
             x
-            for x in places
+            for x in places - dropped
             if (known[x] if log and x in gone else messages[x] == ROW or in_force(log, x) >= 0)
             or (messages[x] == FIXED and decoder == "new")
         )
-        return good, places - good
+        return good, places - good - dropped
 
     def step(st: State) -> Iterator[tuple[str, State]]:
         log, letters, ps, rs, cr, bids = st
@@ -188,8 +204,10 @@ def model(
                         continue
                     places = frozenset(range(min(good), max(good) + 1)) if way == "hull" else good
                     name = "P" if app == "shared" else "D"
-                    plan = (name, last(log, name) + 1, "d", places, good, frozenset(), bids, len(log))
-                    yield f"{who} plans {sorted(places)}", to(i, ("l", *plan), bids=bids + 1)
+                    for rows_of in (good, frozenset[int]()) if drops else (good,):
+                        plan = (name, last(log, name) + 1, "d", places, rows_of, frozenset(), bids, len(log))
+                        what = f"{sorted(places)}{'' if rows_of else ', which make no row'}"
+                        yield f"{who} plans {what}", to(i, ("l", *plan), bids=bids + 1)
             elif p[0] == "l":
                 dead, bid = p[6], p[7]
                 more = frozenset((bid, x, False) for x in dead)
@@ -230,14 +248,19 @@ def model(
     def bad(st: State) -> str | None:
         log, letters = st[:2]
         covered, redo = fold(log)
-        there, dead = rows(log), [x for _, x in counted(log, letters)]
+        there, open_letters = rows(log), counted(log, letters)
+        dead = [x for _, x in open_letters]
         for x in range(size):
             found = len(there[x]) + dead.count(x)
             if found > 1 and x not in redo:
                 return f"message {x} is there {found} times, and the ledger does not know"
+            if drops and x in covered and (x in redo or (is_dropped(log, x) and not found)):
+                continue
             if (found > 0) != (x in covered):
                 return f"message {x} is {'lost' if x in covered else 'there, and will be read again'}"
-            if x not in redo and any(correction_of(log, maker, x) != in_force(log, x) for maker in there[x]):
+            bids = [bid for bid, place in open_letters if place == x]
+            makers = [*there[x], *(at for at, c in enumerate(log) if drops and c[5] in bids)]
+            if x not in redo and any(correction_of(log, maker, x) != in_force(log, x) for maker in makers):
                 return f"message {x} has another correction than that in force"
         return None
 
@@ -251,10 +274,29 @@ def model(
     return search(Model(init, step, bad, done))
 
 
-def corrected(*, compares: str = "", gone: State = (), restores: int = 0) -> Result:
+def corrected(
+    *,
+    compares: str = "",
+    gone: State = (),
+    restores: int = 0,
+    drops: bool = False,
+    overtaken: str = "trusted",
+    replay: str = "",
+    late: str = "redo",
+) -> Result:
     """Explore two redrives that correct one message, next to a rewound batch in another transaction sequence."""
     return model(
-        corrects=True, compares=compares, rewinds=1, gone=gone, restores=restores, crashes=0, messages=(FIXED,)
+        corrects=True,
+        compares=compares,
+        rewinds=1,
+        gone=gone,
+        restores=restores,
+        crashes=0,
+        messages=(FIXED,),
+        drops=drops,
+        overtaken=overtaken,
+        replay=replay,
+        late=late,
     )
 
 
@@ -340,5 +382,35 @@ VARIANTS = (
         "same, the rows are compared",
         "PASS",
         lambda: corrected(compares="which", gone=(0,), restores=1),
+    ),
+    quick(
+        "d13",
+        "same, no RESTORE, and the transform may drop the corrected message: no row changes",
+        "BAD",
+        lambda: corrected(compares="which", drops=True),
+    ),
+    quick(
+        "d13-redo",
+        "same, a replace that a redrive overtook is read again",
+        "PASS",
+        lambda: corrected(compares="which", drops=True, overtaken="redo"),
+    ),
+    Variant(
+        "d13-replay",
+        "same, next to a replay",
+        "PASS",
+        lambda: corrected(compares="which", drops=True, overtaken="redo", replay="old"),
+    ),
+    quick(
+        "d14",
+        "same, without the replay, with a RESTORE; of what lands behind it, only what was covered before is read again",
+        "BAD",
+        lambda: corrected(compares="which", drops=True, overtaken="redo", restores=1, late="covered"),
+    ),
+    Variant(
+        "d14-redo",
+        "same, all of it is read again",
+        "PASS",
+        lambda: corrected(compares="which", drops=True, overtaken="redo", restores=1),
     ),
 )

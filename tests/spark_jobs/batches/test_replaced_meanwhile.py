@@ -20,6 +20,7 @@ from spark_jobs.batches.replay import Replay, ReplayJob, rewind
 from spark_jobs.dead_letters import table as dead_letter_table
 from spark_jobs.dead_letters.corrections import Corrections
 from spark_jobs.decoding.json_decoder import Json
+from spark_jobs.reading.rejection import reject
 from spark_jobs.verify import verify
 from spark_jobs.writing.keyed import Keys
 from stream_consumers.create import create_producer, open_batch_source
@@ -143,6 +144,25 @@ def test_a_rewound_batch_has_the_correction_that_came_while_it_was_read(
     orders.rewind()
     orders.drain(at(Step.READ, lambda: orders.redrive({1: B}), mode="replace"))
     assert orders.users() == {0: "u0", 1: "b", 2: "u2"}
+
+
+@pytest.mark.parametrize("sharing", [ConsumerMode.RESUMABLE, ConsumerMode.LOAD_BALANCED])
+@pytest.mark.parametrize("payload", [b"broken", b'{"id": 1, "user": "bad"}'], ids=["dead letter", "row"])
+def test_a_rewound_batch_has_the_correction_that_makes_no_row_and_came_while_it_was_read(
+    spark: SparkSession, folder: Path, sharing: ConsumerMode, payload: bytes
+) -> None:
+    is_kept = "user != 'dropped'"
+    orders = Orders(spark, folder, sharing=sharing)
+    orders.transform = lambda rows: reject(rows.where(is_kept), "user = 'bad'", "bad")
+    orders.send(order(0), payload, order(2))
+    assert orders.dead_letters() == {1}
+    orders.transform = lambda rows: rows.where(is_kept)
+    orders.rewind()
+    orders.drain(at(Step.READ, lambda: orders.redrive({1: b'{"id": 1, "user": "dropped"}'}), mode="replace"))
+    orders.drain()
+    assert orders.users() == {0: "u0", 2: "u2"}
+    assert orders.dead_letters() == set()
+    assert orders.is_right()
 
 
 @pytest.mark.parametrize("keys", [None, Keys(["id"])], ids=["rows", "keys"])

@@ -187,6 +187,21 @@ def test_the_name_of_a_group_may_have_quotes(tmp_path: Path, group: str) -> None
     assert other.counted() == []
 
 
+def test_a_replace_of_which_the_log_no_longer_says_whether_it_is_late_replaces_no_dead_letter(tmp_path: Path) -> None:
+    tables = Tables(tmp_path)
+    for index in range(3):
+        tables.batch(index, dead=1)
+    base = tables.main.next - 1
+    tables.main.restore(version=2, back_to=2)
+    known = ShardState(Intervals.of((MIN_SEQUENCE, 30)), origin=0)
+    tables.batch(1, mode="replace", base=base, state={SHARD: known})
+    redo = replace(known, redo=Intervals.of((10, 20)))
+    tables.batch(3, dead=1, state={SHARD: redo}, totals=tables.ledger().read().totals, uncounted={})
+    assert tables.counted() == [9, 19, 29, 39]
+    tables.clean_before(4)
+    assert tables.counted() == [9, 19, 29, 39]
+
+
 def test_a_batch_that_never_landed_does_not_count(tables: Tables) -> None:
     tables.batch(0)
     tables.batch(1, dead=1, bid="dropped", lands=False)

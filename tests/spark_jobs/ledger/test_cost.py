@@ -139,4 +139,9 @@ def test_a_restore_is_told_to_a_writer_that_others_have_written_after(tmp_path):
     log.ours(replace(batch(4), base=3))
     ledger = Ledger(log.log(), group="g", member="main")
     state = ledger.read()
-    assert [ledger.was_restored(after=version, state=state) for version in (1, 2, 3, 4)] == [True, True, False, False]
+    assert [ledger.was_restored(after=version, up_to=state.version) for version in (1, 2, 3, 4)] == [
+        True,
+        True,
+        False,
+        False,
+    ]

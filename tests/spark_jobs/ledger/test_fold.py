@@ -59,7 +59,9 @@ class Reference:
                     begun = frozenset() if seen.origin is None else frozenset(range(BELOW, seen.origin))
                     seen.covered, seen.redo = past[shard].covered | begun, past[shard].redo
             elif what == "ours":
-                self._apply(now, details, self._is_late(details.base, number))
+                between = [one for kind, one in self.commits[details.base + 1 : number] if kind == "ours"]
+                redriven = [one.places for one in between if one.kind == "replay"]
+                self._apply(now, details, self._is_late(details.base, number), redriven)
             states.append(now)
         return states[-1]
 
@@ -84,7 +86,7 @@ class Reference:
     def _is_late(self, base, number):
         return any(what == "restore" for what, _ in self.commits[base + 1 : number])
 
-    def _apply(self, now, entry, late):
+    def _apply(self, now, entry, late, redriven):
         for shard, origin in entry.origin.items():
             if now[shard].origin is None or shard in entry.adopted:
                 start = entry.adopted[shard] if late and shard in entry.adopted else origin
@@ -98,9 +100,12 @@ class Reference:
             seen = now[shard]
             if entry.mode == "append" or late:
                 seen.redo |= part & seen.covered
-                seen.redo |= part if late and seen.adopted is not None and seen.adopted == seen.origin else frozenset()
+                is_adopt_undone = seen.adopted is not None and seen.adopted == seen.origin
+                seen.redo |= part if late and (is_adopt_undone or entry.mode == "replace") else frozenset()
             elif entry.mode == "replace":
                 seen.redo -= part
+                overtaken = {n for places in redriven for own in places.get(shard, ()) for n in range(*own)}
+                seen.redo |= part & overtaken
             seen.covered |= part
             if shard in entry.until:
                 seen.redo |= frozenset(range(entry.ranges[shard].end, entry.until[shard])) & seen.covered
@@ -436,6 +441,43 @@ def test_no_message_is_between_the_last_one_and_the_position():
             state = states[-1][orders]
             if state.last is not None:
                 assert not messages & {*range(state.last.sequence + 1, state.covered.position)}, seed
+
+
+PLACES = {SHARDS[0]: Intervals.of((3, 4))}
+REDRIVE = {"kind": "replay", "mode": "replace", "places": PLACES}
+REPLAY = {"kind": "replay", "mode": "replace", "ranges": {SHARDS[0]: Range(0, 10)}}
+DISMISSAL = {"kind": "dismiss", "mode": "dismiss", "places": PLACES}
+
+
+@pytest.mark.parametrize("mode", ["replace", "merge", "merge again", "upsert", "upsert again"])
+@pytest.mark.parametrize(
+    ("between", "base", "redo"),
+    [(REDRIVE, 2, "[3,4)"), (REDRIVE, 3, ""), (REPLAY, 2, ""), (DISMISSAL, 2, ""), (None, 2, "")],
+    ids=["redrive", "planned after it", "replay", "dismissal", "OPTIMIZE"],
+)
+def test_places_that_a_redrive_wrote_since_the_plan_are_read_again(
+    tmp_path: Path, mode: str, between: dict | None, base: int, redo: str
+) -> None:
+    shard, log = SHARDS[0], WrittenLog(tmp_path / "t")
+    state = {shard: ShardState(Intervals.of((MIN_SEQUENCE, 10)), origin=0)}
+    log.ours(made_entry(1, -1, kind="init", origin={shard: 0}))
+    log.ours(made_entry(2, 0, ranges={shard: Range(0, 10)}))
+    log.ours(
+        made_entry(1, 1, member="rewind", mode="replace", ranges={shard: Range(0, 0)}, until={shard: 10}, state=state)
+    )
+    log.ours(made_entry(3, 2, state=None, **between)) if between else log.commit("OPTIMIZE")
+    log.ours(made_entry(2, base, member="rewind", mode=mode, ranges={shard: Range(0, 10)}, state=None))
+    assert str(Ledger(log.log(), group="g", member="main").read().shards[shard].redo) == redo
+    # The next batch was planned after the redrive.
+    log.ours(made_entry(3, 4, member="rewind", mode=mode, ranges={shard: Range(3, 4)}, state=None))
+    assert not Ledger(log.log(), group="g", member="main").read().shards[shard].redo & PLACES[shard]
+
+
+def test_a_late_batch_that_reads_messages_again_may_have_corrections_that_the_restore_removed() -> None:
+    state = {SHARDS[0]: ShardState(Intervals.of((MIN_SEQUENCE, 2)), origin=0)}
+    for mode, redo in (("append", (0, 2)), ("replace", (0, 5)), ("merge", (0, 2)), ("merge again", (0, 5))):
+        entry = made_entry(1, 0, ranges={SHARDS[0]: Range(0, 5)}, mode=mode)
+        assert fold(state, entry, late=True)[SHARDS[0]].redo == Intervals.of(redo)
 
 
 def test_a_dismissal_makes_no_rows_so_that_what_is_to_be_replaced_still_is():
