@@ -33,8 +33,8 @@ REASONS = {
         "Decoding takes a third of the time of `from_json`, but reading takes longer, as with raw messages."
     ),
     "File: times as fast as the bare loop": (
-        "The append alone takes almost as long as the bare loop. The driver also walks the file to find its end, and "
-        "executors walk it again and compare checksums."
+        "The append alone takes as long as the bare loop, and a first batch of 2,000 messages 0.8 s more than its "
+        "append: with a file that is read in no time, all would be 0.44 times as fast."
     ),
     "a look-up at 10,000 versions, times one at 10": (
         "delta-rs lists the whole log, which takes longest, and reads all file actions."
