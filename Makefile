@@ -31,7 +31,7 @@ demo-airflow: setup ## The same on a real Airflow, in .demo/airflow: the message
 
 dev: setup ## Open the Dagster UI on the demo's data (http://127.0.0.1:3000)
 	@test -f .demo/orders.ss || echo "no demo data yet: the sensor will say so until you run make demo"
-	@mkdir -p -m 700 .demo && mkdir -p .demo/dagster
+	@mkdir -p .demo && chmod 700 .demo && mkdir -p -m 700 .demo/dagster
 	@private="$$(mktemp -d)" && trap 'rm -rf "$$private"' EXIT && TMPDIR="$$private" DAGSTER_HOME=$(CURDIR)/.demo/dagster \
 		PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/dg dev -w workspace.yaml -h 127.0.0.1
 
