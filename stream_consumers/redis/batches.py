@@ -430,7 +430,7 @@ class RedisBatchSource(BatchSource):
         since = facts.added - known.added
         if facts.first_or_end >= position:
             entries = since - facts.length
-        elif known.removed is not None and (known.removed == facts.removed or (facts.deleted or 0) < position):
+        elif known.removed is not None and self._has_removed_none(position, known, facts):
             return None
         else:
             # Older entries exist, so the missing entries were deleted one by one.
@@ -448,11 +448,34 @@ class RedisBatchSource(BatchSource):
         # Members in claim mode have passed the missing entries. Only the last deleted one is known.
         return Loss(entries, Range(deleted, position) if known.removed is None else Range(position, facts.end))
 
+    @staticmethod
+    def _has_removed_none(position: int, known: PositionFacts, facts: StreamFacts) -> bool:
+        """Return whether the facts show that no entry after the position was deleted since.
+
+        The number of removed entries alone does not: a server that was restored to an older state may have forgotten
+        as many deletions of older entries.
+        """
+        deleted = facts.deleted or 0
+        return deleted < position or (known.removed == facts.removed and known.deleted == deleted)
+
+    def _least_since(self, shard: Shard, position: int, known: PositionFacts, facts: StreamFacts) -> int:
+        """Return how many entries were added after the position at least: those that exist, and a deleted one."""
+        deleted = facts.deleted or 0
+        if facts.first_or_end >= position:
+            held = facts.length
+        elif deleted < position:
+            return 0  # If the server has lost the newest entries, the last one that was read is missing.
+        else:
+            held = self.server.count(shard, position, facts.end)
+        is_deleted = known.removed is not None and known.deleted is not None
+        return held + (is_deleted and deleted >= max(position, (known.deleted or 0) + 1))
+
     def recreated(self, positions: Mapping[Shard, int]) -> frozenset[Shard]:
         """Return shards whose counts contradict those of an earlier batch.
 
-        Fewer entries were ever added than the batch has counted, or more entries exist after its position than were
-        added since. A recreated stream counts from 0, even if its ids continue with the time. Only Redis 7 counts.
+        Fewer entries were ever added than the batch has counted, or fewer since than exist or were deleted after its
+        position. A recreated stream counts from 0, even if its ids continue with the time, and a server that has lost
+        its newest entries counts on from fewer. Only Redis 7 counts.
         """
         found = set()
         for shard in positions:
@@ -460,8 +483,7 @@ class RedisBatchSource(BatchSource):
             if facts is None or facts.added is None:
                 continue
             for position, known in places.items():
-                since = facts.added - known.added
-                if since < 0 or (facts.first_or_end >= position and facts.length > since):
+                if facts.added - known.added < self._least_since(shard, position, known, facts):
                     found.add(shard)
         return frozenset(found)
 

@@ -46,6 +46,10 @@ class Reader:
         self.client.xdel(self.name, *(ids[place] for place in places))
         return [to_sequence(ids[place]) for place in places]
 
+    def go_back(self, older: bytes) -> None:
+        """Give the server an older state of the stream, as a crash or a failover may."""
+        self.client.restore(self.name, 0, older, replace=True)
+
     def sequences(self) -> list[int]:
         return [to_sequence(entry_id) for entry_id, _ in self.client.xrange(self.name)]
 
@@ -124,6 +128,31 @@ def test_a_stream_that_was_made_again_is_another_also_where_its_ids_go_on(reader
     """What was not read of the old one is gone."""
     reader.client.delete(reader.name)
     reader.add(count)
+    assert reader.read() == {reader.shard}
+
+
+def test_a_server_that_has_forgotten_a_deletion_hides_no_later_one(reader: Reader) -> None:
+    reader.add(1)
+    older = reader.client.dump(reader.name)
+    reader.delete(3)
+    assert reader.read() == frozenset()
+    reader.go_back(older)
+    reader.add(3)
+    (lost,) = reader.delete(-2)
+    assert reader.lost() == {reader.shard: Range(lost, lost + 1)}
+    assert reader.read() == frozenset()
+
+
+@pytest.mark.parametrize("deleted", [1, 2])
+def test_a_server_that_has_lost_entries_that_were_read_is_another_whatever_is_deleted(
+    reader: Reader, deleted: int
+) -> None:
+    older = reader.client.dump(reader.name)
+    reader.add(2)
+    assert reader.read() == frozenset()
+    reader.go_back(older)
+    reader.add(5)
+    reader.delete(*range(-3, deleted - 3))
     assert reader.read() == {reader.shard}
 
 
