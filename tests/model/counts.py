@@ -5,6 +5,8 @@ difference, if the number at the position is known; if it is not, what is gone b
 
 An accept sets the position of a shard that lost nothing again, without a batch, when another shard was cut.
 
+A server that crashes or fails over may go back to an older state, and count on from there: :func:`going_back`.
+
 A group that claims entries leaves the number to the server, where another client may set it: :func:`claims`.
 """
 
@@ -178,7 +180,74 @@ def claims(*, checks: bool = True, least: int = SIZE + 1, seen: bool = False) ->
     return search(Model(init, step, wrong, lambda st: st[0] == SIZE and st[5] == "done"))
 
 
+def going_back(*, contradicts: bool = True, compares: str = "both", size: int = 5, deletions: int = 2) -> Result:
+    """Explore a group that reads by position from a server that goes back once, to a state that it saved before.
+
+    A run stops if the stream is another one: fewer messages were added than it knows, or the last one that was read is
+    missing although no later one was deleted. It counts the missing messages only if one may be missing. It may count
+    too few: a message that was deleted after it was read looks like one that the server has lost.
+
+    Args:
+        contradicts: it also stops if fewer were added since than exist or were deleted after the position.
+        compares: what shows that none is missing: the number of ``removed`` ones is as it was, or ``both`` that and the
+            highest deleted one.
+        size: how many messages are added in all.
+        deletions: how many are deleted in all.
+    """
+    # The server: (messages, how many were ever added, the highest deleted one). What it saved, or None. Whether it may
+    # still go back. The next message. The group: (position, known at it, last read), or None if a run has stopped. The
+    # messages that were read or told to be lost; others that were deleted behind the position. How many deletions are
+    # left.
+    nothing: frozenset[int] = frozenset()
+    init: State = ((nothing, 0, 0), None, True, 1, (1, (0, 0, 0), 0), nothing, nothing, deletions)
+
+    def step(st: State) -> Iterator[tuple[str, State]]:
+        server, saved, may, new, group, told, untold, left = st
+        held, added, deleted = server
+        if group is None:
+            return
+        position, known, last = group
+        after = frozenset(x for x in held if x >= position)
+        since, is_deleted = added - known[0], deleted >= max(position, known[1] + 1)
+        is_other = since < 0 or (last and last not in held and deleted < last)
+        is_other = is_other or (contradicts and deleted >= position and since < len(after) + is_deleted)
+        if is_other:
+            yield "a run stops", (server, saved, may, new, None, told, untold, left)
+        else:
+            removed = added - len(held)
+            is_same = removed == known[2] and (compares == "removed" or deleted == known[1])
+            lost = 0 if deleted < position or is_same else max(0, since - len(after))
+            end = max((*held, position - 1)) + 1
+            read = (end, (added, deleted, removed), max(after, default=last))
+            rest = nothing if lost else untold
+            seen = told | after | (untold - rest)
+            if (read, seen) != (group, told):
+                yield f"a run reads {sorted(after)}, lost {lost}", (server, saved, may, new, read, seen, rest, left)
+        if new <= size:
+            more = (held | {new}, added + 1, deleted)
+            yield "a message is added", (more, saved, may, new + 1, group, told, untold, left)
+        for x in held if left else ():
+            now = (held - {x}, added, max(deleted, x))
+            gone = untold if x in told or x < position else untold | {x}
+            yield f"!{x} is deleted", (now, saved, may, new, group, told, gone, left - 1)
+        if saved is None:
+            yield "it saves", (server, server, may, new, group, told, untold, left)
+        elif may:
+            yield "!it goes back", (saved, saved, False, new, group, told, nothing, left)
+
+    def wrong(st: State) -> str | None:
+        group, untold = st[4], st[6]
+        if group is None or not untold or min(untold) >= group[0]:
+            return None
+        return f"a run has read on, and {sorted(untold)} were deleted unread"
+
+    return search(Model(init, step, wrong, lambda st: st[4] is None or not st[6]))
+
+
 VARIANTS = (
+    quick("back", "a server goes back", "PASS", going_back),
+    quick("back-removed", "as many removed means that none is missing", "BAD", lambda: going_back(compares="removed")),
+    quick("back-trusted", "its counts are believed", "BAD", lambda: going_back(contradicts=False)),
     quick("trusted", "a number that is too high is trusted", "BAD", lambda: claims(checks=False, seen=True)),
     quick("checked", "a number that contradicts the stream counts as unknown", "PASS", claims),
     quick("seen", "and is seen before the next trim, however high it is", "PASS", lambda: claims(least=1, seen=True)),
