@@ -296,8 +296,8 @@ class RowColumns:
 
     @property
     def _own_names(self) -> frozenset[str]:
-        """The names that a keyed table uses itself."""
-        return frozenset() if self._ingestion.keys is None else self._ingestion.keys.own_names
+        """The names that a keyed table uses itself, or Delta when it merges."""
+        return frozenset() if self._ingestion.keys is None else self._ingestion.keys.unusable_names
 
     def _fitting_decoder(self, grow: Callable[..., FieldFinder], *, widens: bool) -> FieldFinder | None:
         """Return a decoder with new fields that fit the transform, with rows that fit the table; ``None`` if none does.

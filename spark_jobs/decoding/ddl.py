@@ -20,13 +20,6 @@ VARIABLE = "${"
 # A variable, quotes, backslashes, control characters, and the line breaks of Unicode.
 _UNSAFE_IN_NAME = re.compile(r'\$\{|["\\\x00-\x1f\x7f-\x9f\u2028\u2029]')
 _INTERNAL = ("__delta_internal", "_tmp_metadata", "_stream_assets_")
-# Delta adds these columns in a MERGE, and finds them by name.
-_OF_MERGE = frozenset(
-    (
-        *("_row_id_", "_file_name_", "_condition_", "_row_dropped_", "_source_row_present_", "_target_row_present_"),
-        *("_source_row_index", "_target_row_index_", "__is_cdc"),
-    )
-)
 _TYPES = frozenset(
     (
         *("boolean", "tinyint", "byte", "smallint", "short", "int", "integer", "bigint", "long", "float", "real"),
@@ -155,10 +148,10 @@ def is_internal(name: str) -> bool:
     Two columns of one name may make a table unreadable, or stop each write.
 
     Example:
-        >>> is_internal("_tmp_metadata_row_index"), is_internal("_Row_Id_"), is_internal("metadata")
-        (True, True, False)
+        >>> is_internal("_tmp_metadata_row_index"), is_internal("metadata")
+        (True, False)
     """
-    return folded(name).startswith(_INTERNAL) or folded(name) in _OF_MERGE
+    return folded(name).startswith(_INTERNAL)
 
 
 def is_safe_name(name: str) -> bool:

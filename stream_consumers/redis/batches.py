@@ -430,7 +430,7 @@ class RedisBatchSource(BatchSource):
         since = facts.added - known.added
         if facts.first_or_end >= position:
             entries = since - facts.length
-        elif known.removed is not None and self._has_removed_none(position, known, facts):
+        elif known.removed is not None and (facts.deleted or 0) < position:
             return None
         else:
             # Older entries exist, so the missing entries were deleted one by one.
@@ -447,16 +447,6 @@ class RedisBatchSource(BatchSource):
             return Loss(entries, Range(position, end))
         # Members in claim mode have passed the missing entries. Only the last deleted one is known.
         return Loss(entries, Range(deleted, position) if known.removed is None else Range(position, facts.end))
-
-    @staticmethod
-    def _has_removed_none(position: int, known: PositionFacts, facts: StreamFacts) -> bool:
-        """Return whether the facts show that no entry after the position was deleted since.
-
-        The number of removed entries alone does not: a server that was restored to an older state may have forgotten
-        as many deletions of older entries.
-        """
-        deleted = facts.deleted or 0
-        return deleted < position or (known.removed == facts.removed and known.deleted == deleted)
 
     def _least_since(self, shard: Shard, position: int, known: PositionFacts, facts: StreamFacts) -> int:
         """Return how many entries were added after the position at least: those that exist, and a deleted one."""
@@ -483,7 +473,9 @@ class RedisBatchSource(BatchSource):
             if facts is None or facts.added is None:
                 continue
             for position, known in places.items():
-                if facts.added - known.added < self._least_since(shard, position, known, facts):
+                # Redis never lowers the highest deleted id.
+                is_back = known.removed is not None and (facts.deleted or 0) < (known.deleted or 0) >= position
+                if is_back or facts.added - known.added < self._least_since(shard, position, known, facts):
                     found.add(shard)
         return frozenset(found)
 

@@ -180,7 +180,7 @@ def claims(*, checks: bool = True, least: int = SIZE + 1, seen: bool = False) ->
     return search(Model(init, step, wrong, lambda st: st[0] == SIZE and st[5] == "done"))
 
 
-def going_back(*, contradicts: bool = True, compares: str = "both", size: int = 5, deletions: int = 2) -> Result:
+def going_back(*, contradicts: bool = True, compares: bool = False, size: int = 5, deletions: int = 2) -> Result:
     """Explore a group that reads by position from a server that goes back once, to a state that it saved before.
 
     A run stops if the stream is another one: fewer messages were added than it knows, or the last one that was read is
@@ -189,8 +189,7 @@ def going_back(*, contradicts: bool = True, compares: str = "both", size: int = 
 
     Args:
         contradicts: it also stops if fewer were added since than exist or were deleted after the position.
-        compares: what shows that none is missing: the number of ``removed`` ones is as it was, or ``both`` that and the
-            highest deleted one.
+        compares: that the number of removed messages is as it was shows that none is missing.
         size: how many messages are added in all.
         deletions: how many are deleted in all.
     """
@@ -215,7 +214,7 @@ def going_back(*, contradicts: bool = True, compares: str = "both", size: int = 
             yield "a run stops", (server, saved, may, new, None, told, untold, left)
         else:
             removed = added - len(held)
-            is_same = removed == known[2] and (compares == "removed" or deleted == known[1])
+            is_same = compares and removed == known[2]
             lost = 0 if deleted < position or is_same else max(0, since - len(after))
             end = max((*held, position - 1)) + 1
             read = (end, (added, deleted, removed), max(after, default=last))
@@ -246,7 +245,7 @@ def going_back(*, contradicts: bool = True, compares: str = "both", size: int = 
 
 VARIANTS = (
     quick("back", "a server goes back", "PASS", going_back),
-    quick("back-removed", "as many removed means that none is missing", "BAD", lambda: going_back(compares="removed")),
+    quick("back-removed", "as many removed means that none is missing", "BAD", lambda: going_back(compares=True)),
     quick("back-trusted", "its counts are believed", "BAD", lambda: going_back(contradicts=False)),
     quick("trusted", "a number that is too high is trusted", "BAD", lambda: claims(checks=False, seen=True)),
     quick("checked", "a number that contradicts the stream counts as unknown", "PASS", claims),

@@ -588,6 +588,17 @@ def test_undeclared_fields_of_a_keyed_table_are_rescued(spark: SparkSession, fol
 
 
 @pytest.mark.slow
+def test_fields_with_names_that_delta_adds_when_it_merges_become_no_columns(spark: SparkSession, folder: Path) -> None:
+    table = KeyedTable(spark, folder, errors=ErrorPolicy(schema_changes="add_columns"))
+    for name in ("a", "b", "c"):
+        table.send({"id": 1, "name": name, "op": "u", "at": 1, "filePath": 1, "_Row_Id_": 2, "level": name})
+        table.drain()
+    (row,) = spark.read.format("delta").load(f"{folder}/t").collect()
+    assert (row["name"], row["level"]) == ("c", "c")
+    assert not {"filePath", "_Row_Id_"} & set(row.asDict())
+
+
+@pytest.mark.slow
 def test_a_key_of_type_char_is_refused(spark: SparkSession, folder: Path) -> None:
     columns = "name CHAR(5) NOT NULL, id BIGINT, at BIGINT, _stream STRING, _shard BIGINT, _sequence BIGINT"
     spark.sql(f"CREATE TABLE delta.`{folder}/t` ({columns}, _timestamp TIMESTAMP) USING DELTA")

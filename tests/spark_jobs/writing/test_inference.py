@@ -59,7 +59,7 @@ def test_a_field_with_nothing_in_it_is_no_column(value):
 
 def test_names_that_spark_takes_for_others_or_for_its_own_are_no_columns():
     refused = ("u\u017fer", "_\u017fequence", "_tmp_metadata_row_index", "__Delta_internal_x", "_metadata")
-    refused += ('y"', "back\\slash", "_Stream_assets_reason", "_row_id_")
+    refused += ('y"', "back\\slash", "_Stream_assets_reason")
     document = dict.fromkeys(("user", *refused, "metadata"), 1) | {"in": {"_metadata": 1}}
     assert infer([json.dumps(document).encode()]).ddl() == "user bigint, metadata bigint, in STRUCT<_metadata: bigint>"
     document = {"\u0130": 1, "i\u0307": 1, "in": {"\u0130": 1, "i\u0307": 1}}

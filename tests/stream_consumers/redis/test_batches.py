@@ -143,6 +143,20 @@ def test_a_server_that_has_forgotten_a_deletion_hides_no_later_one(reader: Reade
     assert reader.read() == frozenset()
 
 
+def test_a_server_that_has_forgotten_trims_hides_no_deletion_before_an_earlier_one(redis_address: str) -> None:
+    reader = Reader(redis_address)
+    reader.add(10)
+    reader.delete(8)
+    assert reader.read(4) == frozenset()
+    older = reader.client.dump(reader.name)
+    reader.trim(8)
+    assert reader.read(1) == frozenset()
+    reader.go_back(older)
+    lost = reader.delete(6)[0]
+    assert lost > reader.position
+    assert reader.lost() != {}
+
+
 @pytest.mark.parametrize("deleted", [1, 2])
 def test_a_server_that_has_lost_entries_that_were_read_is_another_whatever_is_deleted(
     reader: Reader, deleted: int
