@@ -448,17 +448,22 @@ class RedisBatchSource(BatchSource):
         # Members in claim mode have passed the missing entries. Only the last deleted one is known.
         return Loss(entries, Range(deleted, position) if known.removed is None else Range(position, facts.end))
 
-    def _least_since(self, shard: Shard, position: int, known: PositionFacts, facts: StreamFacts) -> int:
-        """Return how many entries were added after the position at least: those that exist, and a deleted one."""
-        deleted = facts.deleted or 0
+    def _contradicts(
+        self, shard: Shard, position: int, known: PositionFacts, facts: StreamFacts, *, since: int
+    ) -> bool:
+        """Return whether the facts cannot follow from the known ones, with ``since`` entries added in between."""
+        deleted, before = facts.deleted or 0, None if known.removed is None else known.deleted
+        if before is not None and deleted < before >= position:
+            return True  # Redis never lowers the highest deleted id.
         if facts.first_or_end >= position:
             held = facts.length
-        elif deleted < position:
-            return 0  # If the server has lost the newest entries, the last one that was read is missing.
-        else:
+        elif deleted >= position:
             held = self.server.count(shard, position, facts.end)
-        is_deleted = known.removed is not None and known.deleted is not None
-        return held + (is_deleted and deleted >= max(position, (known.deleted or 0) + 1))
+        else:
+            return since < 0  # If the server has lost the newest entries, the last one that was read is missing.
+        # An entry after the position was deleted since, in addition to those that exist.
+        is_one_deleted = before is not None and deleted >= max(position, before + 1)
+        return since < held + is_one_deleted
 
     def recreated(self, positions: Mapping[Shard, int]) -> frozenset[Shard]:
         """Return shards whose counts contradict those of an earlier batch.
@@ -473,9 +478,7 @@ class RedisBatchSource(BatchSource):
             if facts is None or facts.added is None:
                 continue
             for position, known in places.items():
-                # Redis never lowers the highest deleted id.
-                is_back = known.removed is not None and (facts.deleted or 0) < (known.deleted or 0) >= position
-                if is_back or facts.added - known.added < self._least_since(shard, position, known, facts):
+                if self._contradicts(shard, position, known, facts, since=facts.added - known.added):
                     found.add(shard)
         return frozenset(found)
 
