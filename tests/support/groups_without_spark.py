@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
+from spark_jobs import maintenance
 from spark_jobs.batches import accept as accepting
-from spark_jobs.batches import ledger_recovery, replay
+from spark_jobs.batches import ledger_recovery, replay, target_table
 from spark_jobs.batches.accept import AcceptedEpoch, accept
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Ingestion
@@ -46,8 +47,8 @@ def land(what: Ingestion, entry: LedgerEntry, rows: list[tuple[str, int, int]]) 
         write_deltalake(what.table, table, mode="append", commit_properties=properties)
 
 
-def write_empty_commits_without_spark(patch: pytest.MonkeyPatch) -> None:
-    """Let delta-rs write the empty commits of an accept, an adopt, a rewind and a recovery."""
+def write_empty_commits_by(patch: pytest.MonkeyPatch, write: Callable[[Ingestion, LedgerEntry], object]) -> None:
+    """Let ``write`` write the empty commits of an accept, an adopt, a rewind, a recovery, a fence and maintenance."""
 
     def commit(
         spark: object,
@@ -59,10 +60,15 @@ def write_empty_commits_without_spark(patch: pytest.MonkeyPatch) -> None:
     ) -> None:
         state = (read or what.ledger().read)()
         if (more := fields(state)) is not None:
-            land(what, what.ledger().entry(kind, state, **more), [])
+            write(what, what.ledger().entry(kind, state, **more))
 
-    for module in (accepting, ledger_recovery, replay):
+    for module in (accepting, ledger_recovery, replay, target_table, maintenance):
         patch.setattr(module, "commit_empty", commit)
+
+
+def write_empty_commits_without_spark(patch: pytest.MonkeyPatch) -> None:
+    """Let delta-rs write the empty commits."""
+    write_empty_commits_by(patch, lambda what, entry: land(what, entry, []))
 
 
 class GroupWithoutSpark:

@@ -15,7 +15,6 @@ import redis
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from pyspark.sql import SparkSession
 
-from spark_jobs.batches import ledger_recovery, replay
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.batches.ledger_recovery import (
@@ -29,9 +28,8 @@ from spark_jobs.batches.ledger_recovery import (
 )
 from spark_jobs.batches.replay import rewind
 from spark_jobs.batches.source_checks import check_source, check_undone_adopt, losses_of_stream
-from spark_jobs.ledger.entries import EntryFields, LedgerEntry, ShardState
+from spark_jobs.ledger.entries import LedgerEntry, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
-from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.mode_switch import _is_behind
 from stream_consumers.batches import BatchSource, Range
 from stream_consumers.create import create_producer, open_batch_source
@@ -52,6 +50,7 @@ from stream_consumers.redis.entries import to_sequence
 from stream_consumers.urls import StreamUrl
 from tests.support.command_line import failing, run
 from tests.support.delta_writes import clean_log
+from tests.support.groups_without_spark import write_empty_commits_by
 from tests.support.ingesting import drain, entries, ingestion
 from tests.support.letter_tables import write_letters
 from tests.support.redis_streams import Place
@@ -431,21 +430,7 @@ def test_rows_of_another_stream_cannot_be_adopted(
 @pytest.fixture
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Empty commits are written by delta-rs."""
-
-    def commit(
-        spark: object,
-        what: Ingestion,
-        kind: str,
-        fields: Callable[[LedgerState], EntryFields | None],
-        *,
-        read: Callable[[], LedgerState] | None = None,
-    ) -> None:
-        state = (read or what.ledger().read)()
-        if (more := fields(state)) is not None:
-            land(what, what.ledger().entry(kind, state, **more))
-
-    for module in (ledger_recovery, replay):
-        monkeypatch.setattr(module, "commit_empty", commit)
+    write_empty_commits_by(monkeypatch, land)
 
 
 def recover_from_broker(what: Ingestion, source: BatchSource) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,18 +9,17 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from spark_jobs import maintenance
-from spark_jobs.batches import target_table
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.batches.target_table import fence_abandoned
 from spark_jobs.dead_letters import table
 from spark_jobs.dead_letters.table import CheckedDeadLetters, DeadLetterTable
-from spark_jobs.ledger.entries import EntryFields, LedgerEntry, ShardState
+from spark_jobs.ledger.entries import LedgerEntry, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
-from spark_jobs.ledger.ledger import Ledger, LedgerState
+from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.maintenance import keep_alive
 from stream_consumers.batches import Range
 from stream_consumers.messages import Shard
+from tests.support.groups_without_spark import write_empty_commits_by
 from tests.support.letter_tables import write_letters
 from tests.support.written_log import WrittenLog
 
@@ -316,21 +314,7 @@ def test_what_was_redriven_does_not_count_again_when_the_commit_that_tells_it_is
 def what(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Tables, Ingestion]:
     """A table whose empty commits are written by hand, too."""
     tables = Tables(tmp_path)
-
-    def commit(
-        spark: object,
-        what: Ingestion,
-        kind: str,
-        fields: Callable[[LedgerState], EntryFields | None],
-        *,
-        read: Callable[[], LedgerState] | None = None,
-    ) -> None:
-        state = (read or what.ledger().read)()
-        if (more := fields(state)) is not None:
-            tables.main.ours(what.ledger().entry(kind, state, **more))
-
-    for module in (target_table, maintenance):
-        monkeypatch.setattr(module, "commit_empty", commit)
+    write_empty_commits_by(monkeypatch, lambda what, entry: tables.main.ours(entry))
     return tables, Ingestion("g", str(tables.main.path))
 
 
