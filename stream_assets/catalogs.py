@@ -304,7 +304,10 @@ def _text_of(request: urllib.request.Request) -> bytes:
     with _OPENER.open(request, timeout=REQUEST_TIMEOUT_SECONDS) as answer:
         text: bytes = answer.read(MAX_ANSWER_BYTES + 1)
     if len(text) > MAX_ANSWER_BYTES:
-        raise OSError(f"more than {MAX_ANSWER_BYTES} bytes")
+        raise InvalidOptionError(
+            f"the server answers with more than {MAX_ANSWER_BYTES} bytes, unlike a Unity Catalog",
+            remedy="Correct its url.",
+        )
     return text
 
 

@@ -49,8 +49,11 @@ MAX_ID = (1 << 31) - 1
 MAX_CACHED_CHARACTERS = 16 << 20
 """The cache size of a process for each registry, in characters, because messages can name any number of schemas."""
 MAX_REFERENCES = 200
+"""The most references of a schema, and the most schemas that it needs, directly or through others."""
+MAX_NAME_CHARACTERS = 1000
+"""The longest name or subject of a reference, in characters; a subject becomes part of the address of a request."""
 MAX_SCHEMA_CHARACTERS = 1 << 20
-"""The longest schema with all schemas that it refers to, in characters."""
+"""The longest schema with all schemas that it refers to, and their names and subjects, in characters."""
 MAX_ANSWER_BYTES = 8 * MAX_SCHEMA_CHARACTERS
 """The longest answer in bytes. JSON may write a character as six bytes."""
 MAX_ANSWER_SECONDS = 60.0
@@ -272,6 +275,8 @@ class Lookups:
         # The credentials that the client has sent: its options, or tokens that it has fetched and renewed.
         self._sent: deque[str] = deque(maxlen=16)
         self._client: Any = None
+        # The errors of a request that failed before an answer arrived.
+        self._outages: tuple[type[Exception], ...] = (OSError,)
         self._known: dict[tuple[object, ...], Any] = {}
         self._kept = 0
         # For each subject and form.
@@ -305,7 +310,11 @@ class Lookups:
                 config[_TOKEN] = check_header_value(str(config[_TOKEN]), _TOKEN)
             numbers = {name: float(config[name]) for name in _NUMBERS if name in config}
             client = _client_module().SchemaRegistryClient({**config, **numbers, "url": self._url})
-            _limit_answers(client._rest_client.session, self._remember)  # it has no option for this
+            session = client._rest_client.session
+            # The client uses httpx, or its successor httpx2.
+            library: Any = sys.modules[type(session).__module__.partition(".")[0]]
+            _limit_answers(session, library.SyncByteStream, self._remember)  # it has no option for this
+            self._outages = (OSError, library.TransportError, library.HTTPStatusError)
             return client
         except (ValueError, TypeError, OSError) as error:
             raise InvalidOptionError(
@@ -428,7 +437,7 @@ class Lookups:
 
         def add(one: Any) -> StoredSchema:
             nonlocal length
-            length += len(one.schema_str)
+            length += _characters(one)
             if len(seen) > MAX_REFERENCES or length > MAX_SCHEMA_CHARACTERS:
                 raise SchemaMismatchError(
                     "a schema of the registry has too many references, or is too long with them",
@@ -453,7 +462,7 @@ class Lookups:
         if found is None:
             what = f"version {version} of subject {subject!r}, to which another schema refers"
             found = self._ask(what, lambda client: client.get_version(subject, version, fmt=form).schema)
-            self._keep(key, found, len(found.schema_str))
+            self._keep(key, found, _characters(found))
         return found
 
     def _ask(self, what: str, ask: Callable[[Any], Any]) -> Any:
@@ -465,13 +474,12 @@ class Lookups:
                 raise SchemaMismatchError(f"{what} is empty", remedy="Correct it in the registry.")
             if not isinstance(found.schema_str, str) or not isinstance(found.schema_type, str | None):
                 raise ValueError("an answer without a schema")
-            for one in found.references or ():
-                # The client puts the version into the path of a request without a check.
-                if not (isinstance(one.name, str) and isinstance(one.subject, str) and isinstance(one.version, int)):
-                    raise SchemaMismatchError(
-                        f"{what} has a reference without a name, a subject and a numeric version",
-                        remedy="Correct it in the registry.",
-                    )
+            if len(found.references or ()) > MAX_REFERENCES or not all(map(_is_reference, found.references or ())):
+                raise SchemaMismatchError(
+                    f"{what} has more than {MAX_REFERENCES} references, or one without a name and a subject of at most "
+                    f"{MAX_NAME_CHARACTERS} characters and a numeric version",
+                    remedy="Correct it in the registry.",
+                )
             return found
 
         return self._answer(what, checked)
@@ -498,18 +506,29 @@ class Lookups:
             raise
         except module.error.SchemaRegistryError as error:
             raise _explained(error, self._said(error), what=what, where=where) from None
-        except Exception as error:  # noqa: BLE001 - its HTTP client and its parser may raise anything
-            if "CERTIFICATE_VERIFY_FAILED" in str(error):
-                raise InvalidOptionError(
-                    f"the certificate of {where} is not trusted: {self._said(error)}",
-                    remedy="Set ssl.ca.location in the options to the certificate of its authority.",
-                ) from None
-            if isinstance(error, (ValueError, KeyError, TypeError, AttributeError, RecursionError)):
-                raise InvalidOptionError(
-                    f"the answer of {where} for {what} is not a schema",
-                    remedy="Check that the address is that of a schema registry.",
-                ) from None
-            raise SchemaRegistryError(f"{where} does not answer: {self._said(error)}", remedy=_RETRY_REMEDY) from None
+        except module.error.OAuthTokenError as error:
+            # The client raises it while it handles the error of the request for a token.
+            if isinstance(error.__context__, self._outages):
+                raise self._outage(error, where) from None
+            raise AccessDeniedError(
+                f"{where} cannot be asked without a token: {self._said(error)}", remedy=_ACCESS_REMEDY, status=401
+            ) from None
+        except self._outages as error:
+            raise self._outage(error, where) from None
+        except Exception:  # noqa: BLE001 - its HTTP client and its parser may raise anything
+            # The schema decides what is requested and answered, so it must not count as an outage, which is retried.
+            raise InvalidOptionError(
+                f"{where} cannot be asked for {what}, or its answer is not a schema",
+                remedy="Check that the address is that of a schema registry.",
+            ) from None
+
+    def _outage(self, error: Exception, where: str) -> StreamAssetsError:
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            return InvalidOptionError(
+                f"the certificate of {where} is not trusted: {self._said(error)}",
+                remedy="Set ssl.ca.location in the options to the certificate of its authority.",
+            )
+        return SchemaRegistryError(f"{where} does not answer: {self._said(error)}", remedy=_RETRY_REMEDY)
 
     def _is_registry(self) -> bool:
         """Return whether the server returns a schema that it returned before or, without one, lists its subjects."""
@@ -526,6 +545,19 @@ class Lookups:
             return False
 
 
+def _is_reference(one: Any) -> bool:
+    """Return whether a reference names a schema that can be requested."""
+    names = (one.name, one.subject)
+    # The client puts the version into the path of a request without a check.
+    has_names = all(isinstance(name, str) and len(name) <= MAX_NAME_CHARACTERS for name in names)
+    return has_names and isinstance(one.version, int)
+
+
+def _characters(schema: Any) -> int:
+    """Return the length of a schema with its references."""
+    return len(schema.schema_str) + sum(len(one.name) + len(one.subject) for one in schema.references or ())
+
+
 def _close(client: Any) -> None:
     client.close()
     # It leaves the client open that fetches its tokens.
@@ -534,14 +566,14 @@ def _close(client: Any) -> None:
         fetching.close()
 
 
-def _limit_answers(session: Any, remember: Callable[[str], None]) -> None:
+def _limit_answers(session: Any, base: Any, remember: Callable[[str], None]) -> None:
     """Stop reading an answer that is too long, before it fills the memory; pass on what authorizes each request.
 
     Args:
-        session: the client of ``httpx``, or of its successor ``httpx2``, that confluent-kafka uses.
+        session: the HTTP client of confluent-kafka.
+        base: the class of the streams of its answers.
         remember: called with the credentials of each request.
     """
-    base: Any = sys.modules[type(session).__module__.partition(".")[0]].SyncByteStream
 
     class LimitedStream(base):  # type: ignore[misc]  # the library is known only at run time
         def __init__(self, stream: Any) -> None:

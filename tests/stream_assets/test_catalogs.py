@@ -22,7 +22,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from stream_assets import HiveMetastore, RunLimits, StreamAsset, UnityCatalog, stream_definitions
-from stream_assets.catalogs import CatalogTable
+from stream_assets.catalogs import MAX_ANSWER_BYTES, CatalogTable
 from stream_assets.metadata import TABLE_URI
 from stream_consumers.create import create_producer
 from stream_consumers.errors import AccessDeniedError, CatalogUnavailableError, InvalidOptionError, StreamAssetsError
@@ -181,7 +181,7 @@ def test_only_a_delta_table_of_a_unity_catalog_is_taken(unity: Unity) -> None:
     with pytest.raises(InvalidOptionError, match="PARQUET"):
         _ = named(unity).path
     unity.add(NAME, "/lake/orders")
-    for unity.body in (b"<html>", b"[1]", b"\xff"):
+    for unity.body in (b"<html>", b"[1]", b"\xff", b" " * (MAX_ANSWER_BYTES + 1)):
         with pytest.raises(InvalidOptionError):
             _ = named(unity).path
 

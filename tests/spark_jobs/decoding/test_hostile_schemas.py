@@ -20,6 +20,7 @@ from spark_jobs.decoding.protobuf import Protobuf, message_check
 from spark_jobs.decoding.protobuf_schema import compiled, files_of_stored, schema_of_text
 from spark_jobs.decoding.schema_registry import SchemaRegistry, StoredSchema
 from stream_consumers.errors import (
+    AccessDeniedError,
     InvalidOptionError,
     SchemaMismatchError,
     SchemaRegistryError,
@@ -464,6 +465,24 @@ def test_references_that_are_none(registry, broken):
     assert not any("config" in path for path in registry.asked)
 
 
+@pytest.mark.parametrize("long", [reference("a", "s" * 70_000), reference("n" * 70_000, "a")], ids=["subject", "name"])
+@pytest.mark.parametrize("is_limited", [True, False])
+def test_a_reference_that_cannot_be_requested_is_no_outage(registry, monkeypatch, long, is_limited):
+    if not is_limited:
+        monkeypatch.setattr(registries, "MAX_NAME_CHARACTERS", 1 << 20)
+    assert read_next_to_a_good_one(registry, "AVRO", f"{GOOD['AVRO'][1]} ", [long]) is not None
+
+
+def test_references_of_one_schema_are_limited(registry, monkeypatch):
+    registry.register("a", '"long"')
+    monkeypatch.setattr(registries, "MAX_REFERENCES", 20)
+    assert read_next_to_a_good_one(registry, "AVRO", '"long" ', [reference("a", "a")] * 21) is not None
+    monkeypatch.setattr(registries, "MAX_SCHEMA_CHARACTERS", 1000)
+    references = [reference(f"{step}{'n' * 50}", "a") for step in range(19)]
+    assert read_next_to_a_good_one(registry, "AVRO", '"long"  ', references) is not None
+    assert registry.asked.count("GET /subjects/a/versions/1") == 0
+
+
 def test_a_subject_is_one_part_of_an_address(registry):
     with pytest.raises(StreamAssetsError):
         decoder_of(registry, "AVRO", "../../config?deleted=#/x").resolved()
@@ -514,17 +533,36 @@ def test_no_zone_that_a_message_names_is_looked_up_as_a_file_or_a_module(name):
     assert [error is None for error in errors] == [True, False, True]
 
 
+def fetching_tokens(registry):
+    """The options of a client that fetches its tokens."""
+    oauth = {"source": "OAUTHBEARER", "issuer.endpoint.url": f"{registry.url}/token", "logical.cluster": "c"}
+    oauth |= {"client.id": "lake", "client.secret": "s3cret-4711", "scope": "x", "identity.pool.id": "p"}
+    named = {f"bearer.auth.{'credentials.' * (name == 'source')}{name}": value for name, value in oauth.items()}
+    return {**QUICK, **named}
+
+
 def test_a_token_that_the_client_has_fetched_is_hidden_in_what_the_registry_says_of_it(registry):
     token = "2YotnFZFEjr1zCsicMWpAA-opaque_tGzv3JOkF0XG5Qx2TlKWIA"
     registry.replies["/token"] = 200, {"access_token": token, "token_type": "Bearer", "expires_in": 3600}
     registry.replies["/schemas/ids/5"] = 403, {"error_code": 40301, "message": f"{token} is for another audience"}
-    oauth = {"source": "OAUTHBEARER", "issuer.endpoint.url": f"{registry.url}/token", "logical.cluster": "c"}
-    oauth |= {"client.id": "lake", "client.secret": "s3cret-4711", "scope": "x", "identity.pool.id": "p"}
-    oauth = {f"bearer.auth.{'credentials.' * (name == 'source')}{name}": value for name, value in oauth.items()}
     with pytest.raises(StreamAssetsError) as raised:
-        SchemaRegistry(registry.url, options={**QUICK, **oauth}).schema(5)
+        SchemaRegistry(registry.url, options=fetching_tokens(registry)).schema(5)
     assert "is for another audience" in str(raised.value)
     assert token[:12] not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "error"),
+    [
+        (400, {"error": "invalid_client"}, AccessDeniedError),
+        (200, {"expires_in": 3600}, AccessDeniedError),
+        (503, {}, SchemaRegistryError),
+    ],
+)
+def test_a_refused_token_is_no_outage(registry, status, answer, error):
+    registry.replies["/token"] = status, answer
+    with pytest.raises(error):
+        SchemaRegistry(registry.url, options=fetching_tokens(registry)).schema(5)
 
 
 def test_an_answer_that_may_unpack_to_anything_is_refused(registry):
