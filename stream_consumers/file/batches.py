@@ -7,9 +7,9 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -62,9 +62,16 @@ TAIL_BYTES = 4096
 class FileSplit:
     """Bytes ``[start, stop)`` of a file, where both offsets are between two frames.
 
-    Damage without a known shard and sequence counts once, together with the next message after it, however the file is
-    divided into batches. Whether bytes are damaged may depend on bytes after ``stop``, so a split may read up to
-    ``frozen_size``, as the scan that planned it did.
+    Damage without a known sequence comes with the next message after it, and no split ends between the two. It is a
+    dead letter, unless all shards are past it: because it may be a message of any shard, it is one if that next message
+    is read, or if another shard may lack a message there. A batch begins where the previous one ended, so it is one
+    only once. If a rewind reads it again, only the newest dead letter of an offset counts.
+
+    Whether bytes are damaged may depend on bytes after ``stop``, so a split may read up to ``frozen_size``, as the scan
+    that planned it did.
+
+    Args:
+        ranges: the messages to read of each known shard of the streams; an empty range begins at the position.
     """
 
     path: Path
@@ -105,7 +112,7 @@ class FileSplit:
                 raise SourceRecreatedError(
                     f"{self.path} was replaced during the read", remedy="Run again.", planned=self.created_at_ms
                 )
-            damages: list[Damage] = []
+            damages: list[_Unplaced] = []
 
             def is_plain(block: Block) -> bool:
                 return not damages and self._is_planned(block)
@@ -127,25 +134,28 @@ class FileSplit:
         return block.stream in self.streams and all(first in part and last in part for part, (first, last) in parts)
 
     def _rows(
-        self, items: Iterable[Frame | Damage], damages: list[Damage], scanner: FrameScanner
+        self, items: Iterable[Frame | Damage], damages: list[_Unplaced], scanner: FrameScanner
     ) -> Iterator[MessageRow]:
-        """Yield the rows of the items; ``damages`` collects damage that counts with the next message."""
+        """Yield the rows of the items; ``damages`` collects damage until the next message."""
         for item in items:
             if item.shard is not None and item.shard.stream not in self.streams:
                 continue
             if item.shard is None or item.sequence is None:
-                damages += (item,) if isinstance(item, Damage) else ()
+                if isinstance(item, Damage):
+                    lacking = (shard for shard, part in self.ranges.items() if scanner.may_come_next(shard, part.start))
+                    damages.append(_Unplaced(item, tuple(islice(lacking, 2))))
                 continue
             found = damages.copy()
             damages.clear()
-            if item.sequence not in self.ranges.get(item.shard, EMPTY_RANGE):
-                continue
-            for damage in found:
-                yield self._dead_letter(scanner, damage, item.shard)
-            if isinstance(item, Frame):
+            is_read = item.sequence in self.ranges.get(item.shard, EMPTY_RANGE)
+            for damage, lacking_shards in found:
+                # That shard itself lacks no message here if it is past this one.
+                if is_read or any(shard != item.shard for shard in lacking_shards):
+                    yield self._dead_letter(scanner, damage, item.shard)
+            if is_read and isinstance(item, Frame):
                 origin = (item.shard.stream, item.shard.id, item.sequence, item.timestamp_ms)
                 yield (*origin, None, item.payload, None, None, None)
-            else:
+            elif is_read and isinstance(item, Damage):
                 yield self._dead_letter(scanner, item, item.shard)
 
     @staticmethod
@@ -159,6 +169,13 @@ class FileSplit:
             damage.offset,
         )
         return dead_letter_row(found)
+
+
+class _Unplaced(NamedTuple):
+    """Damage without a known sequence, and up to two shards that may lack a message there."""
+
+    damage: Damage
+    lacking: tuple[Shard, ...]
 
 
 class FileBatchSource(BatchSource):
@@ -204,12 +221,13 @@ class FileBatchSource(BatchSource):
         deadline = math.inf if budget_seconds is None else time.monotonic() + budget_seconds
         span = (self._frozen_size - first.offset) // segments.MAX_SEGMENTS
         scan = SegmentScan(first, self._streams, frames=segments.CHECKPOINT_FRAMES, span=span)
-        self._segments, self._last_end = [], START
+        self._segments, self._last_end = [], first
         self._tail, self.is_exact = None, True
         with self._scanner(first) as scanner:
             self._segments += scan.segments(self._blocks(scanner, scan, deadline))
             if self.is_exact:
-                self._tail = self._describe_tail(scan.open_damage, scanner)
+                damage = scan.open_damage or (_waiting_damage(scan, resume) if resume and first != START else None)
+                self._tail = self._describe_tail(damage, scanner)
         starts: dict[Shard, int] = {}
         for segment in self._segments:
             for shard, (sequence, _) in segment.bounds.items():
@@ -287,7 +305,7 @@ class FileBatchSource(BatchSource):
         return self._plan_within(open_gaps, limits, parallelism)
 
     def _plan_within(self, gaps: Mapping[Shard, Range], limits: Limits, parallelism: int) -> BatchPlan:
-        batch = PlannedBatch(gaps, limits)
+        batch = PlannedBatch(gaps, limits, is_next=self._is_next(gaps))
         for segment in self._segments_from(gaps):
             if not batch.take(segment):
                 batch.is_full = not all(map(batch.take, self._scan_segments(segment.begin, segment.end.offset)))
@@ -305,20 +323,34 @@ class FileBatchSource(BatchSource):
             "missing_before": _listed(last.missing.before),
             "streams": sorted(self._streams),
         }
-        splits = [self._split(parts, ranges) for parts in _shares(batch, parallelism)]
+        positions = {shard: extent.end for shard, extent in self._extents.items()}
+        positions |= {shard: gap.start for shard, gap in gaps.items()}
+        empty = {shard: Range(position, position) for shard, position in positions.items()}
+        splits = [self._split(parts, {**empty, **ranges}) for parts in _shares(batch, parallelism)]
         return BatchPlan(ranges, splits, batch.records, hint, lost=self.lost(ranges))
 
+    def _is_next(self, gaps: Mapping[Shard, Range]) -> bool:
+        """Return whether an earlier batch of the group is known to end before all gaps."""
+        return self._last_end != START and self._last_end.is_before(gaps)
+
     def _segments_from(self, gaps: Mapping[Shard, Range]) -> Iterator[Segment]:
-        """Yield the segments of the last :meth:`extents`, from the last one before all gaps, else all of them."""
+        """Yield the segments of the last :meth:`extents`, from the last one before all gaps, else all of them.
+
+        They begin earlier if there is damage since the last batch.
+        """
         numbers = reversed(range(len(self._segments)))
         first = next((number for number in numbers if self._segments[number].begin.is_before(gaps)), None)
         if first is None:
             yield from self._scan_segments(START, self._end, frames=segments.CHECKPOINT_FRAMES)
             return
+        last = self._last_end
+        if self._is_next(gaps):
+            since = (number for number in range(first) if self._segments[number].end.offset > last.offset)
+            first = next((number for number in since if self._segments[number].has_damage), first)
         segment = self._segments[first]
-        if segment.begin.offset < self._last_end.offset < segment.end.offset and self._last_end.is_before(gaps):
+        if segment.begin.offset < last.offset < segment.end.offset and last.is_before(gaps):
             # The previous plan ended within this segment.
-            yield from self._scan_segments(self._last_end, segment.end.offset)
+            yield from self._scan_segments(last, segment.end.offset)
         else:
             yield segment
         yield from self._segments[first + 1 :]
@@ -462,6 +494,14 @@ class FileBatchSource(BatchSource):
         start = max(0, offset - TAIL_BYTES)
         with OpenStreamFile(self._path) as file:
             return zlib.crc32(file.read(start, offset - start))
+
+
+def _waiting_damage(scan: SegmentScan, resume: Resume) -> Damage | None:
+    """Return the last damage if a shard may lack a message there, and there are no messages to read."""
+    end = scan.checkpoint()
+    is_read = all(resume.positions.get(shard, -1) >= position for shard, position in end.positions.items())
+    is_followed = all(end.missing.before.get(shard, 0) == end.missing.total for shard in end.positions)
+    return scan.last_damage if is_read and not is_followed else None
 
 
 def _fingerprints(streams: frozenset[str], header: Header) -> Mapping[str, str]:

@@ -633,6 +633,14 @@ class FrameScanner(_FrameReader, ClosesOnExit):
         """Whether the next item is a jump that the rest of the file neither proves nor refutes."""
         return self._is_undecided
 
+    def may_come_next(self, shard: Shard, sequence: int) -> bool:
+        """Return whether a shard may lack all messages between those that were read and this sequence.
+
+        If so, damage that was just read may be one of these messages, or the one with this sequence.
+        """
+        is_near = sequence <= _greatest_next(shard, self._last, self._missing)
+        return is_near or (shard not in self._last and self._begins_with_any_sequence())
+
     def has_unfinished_message(self) -> bool:
         """Return whether the bytes after the last item are the begin of one message, which may be cut off.
 

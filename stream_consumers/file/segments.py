@@ -78,13 +78,15 @@ class SegmentScan:
         span: the minimum size of a segment in bytes, for few shards.
 
     Attributes:
-        open_damage: damage that no message has followed yet.
+        open_damage: damage without a known sequence that no message has followed yet.
+        last_damage: the last damage without a known sequence.
         offset: the last offset at which a segment could end.
         positions: for each shard of the wanted streams, a sequence above those of its messages so far.
     """
 
     def __init__(self, begin: Checkpoint, streams: frozenset[str], *, frames: int = 1, span: int = 0) -> None:
         self.open_damage: Damage | None = None
+        self.last_damage: Damage | None = None
         self._begin = begin
         self.offset = begin.offset
         self.positions = dict(begin.positions)
@@ -117,12 +119,13 @@ class SegmentScan:
         self._has_damage = False
 
     def _end_segment(self) -> Segment:
-        begin, self._begin = self._begin, self._checkpoint()
+        begin, self._begin = self._begin, self.checkpoint()
         found = Segment(begin, self._begin, self._bounds, self._counts, self._payload_bytes, self._has_damage)
         self._start_segment()
         return found
 
-    def _checkpoint(self) -> Checkpoint:
+    def checkpoint(self) -> Checkpoint:
+        """Return the last checkpoint at which a segment could end."""
         return Checkpoint(self.offset, dict(self.positions), Missing(self._missing, dict(self._missing_before)))
 
     def _step_run(self, run: Run) -> None:
@@ -145,7 +148,7 @@ class SegmentScan:
             self._missing_ahead += item.missing
         if is_wanted and (shard is None or sequence is None):
             assert isinstance(item, Damage)
-            self.open_damage = item
+            self.open_damage = self.last_damage = item
         elif is_wanted and shard is not None and sequence is not None:
             self.open_damage, self._missing = None, self._missing_ahead
             self.positions[shard] = sequence + 1
@@ -174,9 +177,16 @@ class BatchPart:
 
 
 class PlannedBatch:
-    """Collects segments into one batch: the messages in ``gaps``, within limits."""
+    """Collects segments into one batch: the messages in ``gaps``, within limits.
 
-    def __init__(self, gaps: Mapping[Shard, Range], limits: Limits) -> None:
+    Args:
+        gaps: the messages that the table lacks.
+        limits: the limits of the batch.
+        is_next: whether the first segment begins where an earlier batch ended. If not, the batch begins with the first
+            segment that has one of its messages, because damage before that is not the group's.
+    """
+
+    def __init__(self, gaps: Mapping[Shard, Range], limits: Limits, *, is_next: bool) -> None:
         self.parts: list[BatchPart] = []
         self.ends: dict[Shard, int] = {}
         self.records = 0
@@ -184,6 +194,7 @@ class PlannedBatch:
         self._bytes = 0
         self._complete: set[Shard] = set()
         self._gaps, self._limits = gaps, limits
+        self._begins = is_next
 
     @property
     def is_over(self) -> bool:
@@ -191,7 +202,7 @@ class PlannedBatch:
         return self.is_full or len(self._complete) == len(self._gaps)
 
     def take(self, segment: Segment) -> bool:
-        """Add a segment; return ``False`` if a gap begins or ends within it, or the batch would exceed its limits."""
+        """Add a segment; return ``False`` if the batch begins or ends within it, or a gap does."""
         inside: dict[Shard, int] = {}
         for shard, (first, last) in segment.bounds.items():
             gap = self._gaps.get(shard, EMPTY_RANGE)
@@ -199,6 +210,8 @@ class PlannedBatch:
                 inside[shard] = segment.counts[shard]
             elif first < gap.end and last >= gap.start:
                 return False
+        if inside and not self._begins and segment.has_damage and len(inside) < len(segment.bounds):
+            return False
         count = sum(inside.values())
         size = segment.payload_bytes if inside else 0
         is_within_limits = (
@@ -218,6 +231,9 @@ class PlannedBatch:
         return True
 
     def _extend(self, segment: Segment, inside: Mapping[Shard, int]) -> None:
+        if not self._begins:
+            self.parts.clear()
+        self._begins = self._begins or bool(inside)
         if not self.parts or self.parts[-1].records >= CHECKPOINT_FRAMES:
             self.parts.append(BatchPart(segment.begin, segment.end))
         part = self.parts[-1]
