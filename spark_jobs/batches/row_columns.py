@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 
 from spark_jobs.batches.ingestion import Ingestion, Transform
 from spark_jobs.decoding.ddl import first_duplicate, folded, quoted
-from spark_jobs.decoding.decoders import Decoder, is_resolved, resolved, rows_where
+from spark_jobs.decoding.decoders import Decoder, StoredDecoder, is_resolved, resolved, rows_where
 from spark_jobs.decoding.json_decoder import FieldFinder, Json, field_finder
 from spark_jobs.decoding.json_inference import FieldStats
 from spark_jobs.decoding.row_size import ROWS_IN_HEAP
@@ -38,6 +38,7 @@ from spark_jobs.writing.schema_evolution import (
     check_columns,
     check_places,
     lets_widen,
+    names_of_delta,
     new_columns,
     rescue,
     rescued_twice,
@@ -87,6 +88,8 @@ class RowColumns:
         self._of_table: StructType | None = None
         # The last decoder and schema of the table that were checked to fit.
         self._fitting: tuple[Decoder, str] | None = None
+        # The fields of a registry's schema that a warning has named.
+        self._warned: frozenset[str] = frozenset()
         self.settable: Mapping[str, str] = {}
         """The columns of the table that a write sets, and the SQL of the value of each in rows that lack it."""
         self.has_partitions = True
@@ -138,10 +141,15 @@ class RowColumns:
         if (condition := rows_where(self.decoder)) is not None:
             messages = messages.where(condition)
         rows = transformed(messages, self._ingestion.transform, treatment)
+        made = _added(rows, messages) if self._ingestion.transform is not None else ()
         keys, table = self._ingestion.keys, self._of_table
+        rescues = self._ingestion.errors.schema_changes is SchemaChanges.RESCUE
+        if left_out := self._left_out(rows.columns):
+            kept = StructType([column for column in rows.schema.fields if column.name not in left_out])
+            rows = rescue(rows, kept) if rescues else rows.drop(*left_out)
         if keys is not None:
-            rows = keys.changes(rows, _added(rows, messages) if self._ingestion.transform is not None else ())
-        if self._ingestion.errors.schema_changes is not SchemaChanges.RESCUE:
+            rows = keys.changes(rows, made)
+        if not rescues:
             return rows
         if keys is not None and table is not None:
             # A merge uses columns that the table does not have.
@@ -151,6 +159,24 @@ class RowColumns:
             with treating(treatment):
                 rows = reject(rows, is_bad, _RESCUED_TWICE)
         return rescue(rows, table)
+
+    def _left_out(self, names: Sequence[str]) -> list[str]:
+        """Return which of these columns of rows are fields of a registry's schema that cannot be columns of the table.
+
+        They are left out, because whoever adds a field to the schema could otherwise stop the stream.
+        """
+        decoder, keys = self._ingestion.decoder, self._ingestion.keys
+        if not isinstance(decoder, StoredDecoder) or decoder.is_resolved:
+            return []
+        fields = set(self.source.decoded.names).difference(keys.except_columns if keys is not None else ())
+        unusable = self._own_names | names_of_delta(self._of_table)
+        found = [name for name in names if name in fields and folded(name) in unusable]
+        if not self._warned.issuperset(found):
+            self._warned = self._warned.union(found)
+            _log.warning(
+                "fields of the schema of %s cannot become columns, and are left out: %s", self._url, _few(found)
+            )
+        return found
 
     def of_table(self, rows: StructType) -> StructType:
         """Return the columns of a table for rows with these columns."""
@@ -281,7 +307,9 @@ class RowColumns:
         grow = partial(
             with_new_fields,
             own=self._decoder or before.decoder,
-            computed=(snapshot.computed_columns if snapshot else frozenset()) | made_by_transform | self._own_names,
+            computed=names_of_delta(self._of_table).union(
+                snapshot.computed_columns if snapshot else (), made_by_transform, self._own_names
+            ),
             any_name=snapshot is not None and takes_any_name(snapshot.configuration),
         )
         widens = snapshot is not None and lets_widen(snapshot.configuration)
@@ -296,8 +324,8 @@ class RowColumns:
 
     @property
     def _own_names(self) -> frozenset[str]:
-        """The names that a keyed table uses itself, or Delta when it merges."""
-        return frozenset() if self._ingestion.keys is None else self._ingestion.keys.unusable_names
+        """The names that a keyed table uses itself."""
+        return frozenset() if self._ingestion.keys is None else self._ingestion.keys.own_names
 
     def _fitting_decoder(self, grow: Callable[..., FieldFinder], *, widens: bool) -> FieldFinder | None:
         """Return a decoder with new fields that fit the transform, with rows that fit the table; ``None`` if none does.

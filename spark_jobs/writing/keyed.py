@@ -63,12 +63,6 @@ FOUND = "_found"
 """The column with the extent that a row of the table has before a merge; ``NULL`` for a change of the batch."""
 _RANK, _NEWEST, _IS_DELETED = "_rank", "_newest", "_is_deleted"
 _TAKEN = "_taken"
-# Delta adds these columns in a MERGE, or when it writes deletion vectors, and finds them by name.
-_OF_DELTA = (
-    *("_row_id_", "_file_name_", "_condition_", "_row_dropped_", "_source_row_present_", "_target_row_present_"),
-    *("_source_row_index", "_target_row_index_", "__is_cdc"),
-    *("filePath", "dvFilePath", "deletionVectorId", "rowIndexCol"),
-)
 """The column with the order of the change that each value of a newest change is of; ``NULL`` if it has no value."""
 VALID_FROM, VALID_TO, IS_CURRENT = EXTENT = ("_valid_from", "_valid_to", "_is_current")
 """The columns that say when the row of a change is valid, in a table of SCD type 2."""
@@ -154,11 +148,6 @@ class Keys:
         """The names, folded, that a message and a transform cannot give to a column."""
         own = (*_OF_CHANGES, UNAVAILABLE, *NEIGHBOURS, FOUND, _RANK, _NEWEST, _IS_DELETED, _TAKEN)
         return frozenset(map(folded, (*own, *(EXTENT if self.keeps_history else ()))))
-
-    @property
-    def unusable_names(self) -> frozenset[str]:
-        """The names, folded, that undeclared fields cannot give to a column: with some, each later MERGE would fail."""
-        return self.own_names.union(map(folded, _OF_DELTA))
 
     @property
     def required(self) -> frozenset[str]:

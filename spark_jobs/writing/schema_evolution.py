@@ -62,8 +62,15 @@ KEPT_FIELDS_FACTOR = 10
 """This many times :data:`MAX_UNDECLARED_FIELDS` are kept while messages are read, because a map is recognized late."""
 # Fields are counted after each block of this many characters of JSON.
 _CHECKED_CHARACTERS = 1 << 20
-# New columns with these names would break the change data feed, or hide Spark's metadata column.
-_OF_READERS = frozenset({"_change_type", "_commit_version", "_commit_timestamp", "_metadata"})
+# Spark and Delta add these columns when they write a change data feed, merge or delete, and find them by name. With a
+# column of such a name a table works at first, and then each write fails.
+_OF_DELTA = frozenset(
+    (
+        *("_change_type", "_commit_version", "_commit_timestamp", "_metadata", "__is_cdc"),
+        *("_row_id_", "_file_name_", "_condition_", "_row_dropped_", "_source_row_present_", "_target_row_present_"),
+        *("_source_row_index", "_target_row_index_", "filepath", "dvfilepath", "deletionvectorid", "rowindexcol"),
+    )
+)
 # A DOUBLE holds each whole number of at most this many digits.
 _SURELY_DOUBLE = 15
 _NUMBERS, _TIMES = {"whole number", "number"}, {"date", "time"}
@@ -100,6 +107,12 @@ def check_columns(
             remedy="Use a name without ${, quotes, backslashes, line breaks and control characters: rename it in the "
             "transform, or declare the object that contains it as MAP<STRING, …> or VARIANT.",
         )
+    unusable, known = names_of_delta(table), set(map(folded, table.names if table is not None else ()))
+    if taken := [n for n in rows.names if folded(n) in unusable or (is_internal(n) and folded(n) not in known)]:
+        raise SchemaMismatchError(
+            f"the rows have a column {taken[0]}, and Spark, Delta or stream-assets add one of this name themselves",
+            remedy="Rename it in the transform, or leave it out of the schema.",
+        )
     if VARIABLE in rows.json():
         raise SchemaMismatchError(
             f"a comment of a column has {VARIABLE}: Hadoop would replace such a variable, and Spark write it to files",
@@ -125,6 +138,15 @@ def check_columns(
             f"the rows do not fit the table {path}: {'; '.join(problems)}",
             remedy=_remedy(changed=bool(changed), wider=bool(wider), widens=widens, new=bool(new)),
         )
+
+
+def names_of_delta(table: StructType | None) -> frozenset[str]:
+    """Return the names, folded, that no new column of a table can have, because Spark or Delta use them themselves.
+
+    Args:
+        table: the columns of the table, which keep their names; ``None`` if it is new.
+    """
+    return _OF_DELTA.difference(map(folded, table.names if table is not None else ()))
 
 
 def check_places(table: StructType, *, path: str) -> None:
@@ -259,14 +281,13 @@ def with_new_fields(
         seen: the values of the fields.
         table: the table, whose types new columns get; ``None`` if their values decide the types.
         own: the decoder as the user has declared it.
-        computed: columns whose values the transform or Delta computes.
+        computed: names that no field gives to a column, such as those of columns that the transform or Delta computes.
         any_name: whether the table accepts names with spaces and special characters.
 
     Raises:
         SchemaMismatchError: there are too many fields, so that their names are probably ids.
     """
-    of_table = map(folded, table.names if table is not None else ())
-    taken = _taken(finder.decoder).union(_keys(computed), _OF_READERS.difference(of_table))
+    taken = _taken(finder.decoder) | _keys(computed)
     growth = _SchemaGrowth(taken=taken, any_name=any_name, is_strict=finder.decoder.mode is JsonMode.STRICT)
     declared = _declared(finder.decoder)
     grown = growth.struct(declared, seen, table, ())
@@ -279,7 +300,7 @@ def with_new_fields(
 
 def columns_of(seen: FieldStats) -> tuple[StructType, frozenset[Path]]:
     """Return the columns for a sample of documents, in lenient mode, and the fields that cannot become columns."""
-    growth = _SchemaGrowth(taken=_taken(Json()) | _OF_READERS, any_name=True, keeps_times=True)
+    growth = _SchemaGrowth(taken=_taken(Json()) | _OF_DELTA, any_name=True, keeps_times=True)
     return growth.struct(StructType(), seen, None, ()), frozenset(growth.refused)
 
 

@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from spark_jobs.decoding.json_decoder import Json
+from spark_jobs.reading.spark_types import struct_type
 from spark_jobs.writing.schema_evolution import WIDENING, check_columns
 from stream_consumers.errors import SchemaMismatchError
 from stream_consumers.memory import memory_broker
@@ -49,13 +50,20 @@ def test_names_and_comments_that_are_not_plain_text_for_java_and_hadoop_are_refu
     assert problem(rows, "id INT", schema_changes=ADD)
 
 
-def problem(rows: str, table: str, *, schema_changes: SchemaChanges, widens: bool = False) -> str:
+def test_names_that_spark_or_delta_add_themselves_are_no_new_columns(spark: SparkSession) -> None:
+    for name in ("filePath", "_Row_Id_", "deletionVectorId", "_metadata", "_change_type", "_stream_assets_x"):
+        assert name in problem(f"id INT, {name} INT", "id INT", schema_changes=ADD)
+        assert problem(f"id INT, {name} INT", f"{name.upper()} INT, id INT", schema_changes=ADD) == ""
+        assert problem(f"id INT, {name} INT", None, schema_changes=FAIL)
+        assert problem(f"id INT, st STRUCT<{name}: INT>", None, schema_changes=FAIL) == ""
+
+
+def problem(rows: str, table: str | None, *, schema_changes: SchemaChanges, widens: bool = False) -> str:
     """What is wrong, and the remedy; empty if nothing is."""
-    schemas = [StructType.fromDDL(f"{columns}, {STREAM}") for columns in (rows, table)]
-    assert isinstance(schemas[0], StructType)
-    assert isinstance(schemas[1], StructType)
+    found, own = (struct_type(f"{columns}, {STREAM}") if columns else None for columns in (rows, table))
+    assert found is not None
     try:
-        check_columns(schemas[0], schemas[1], path="t", schema_changes=schema_changes, widens=widens)
+        check_columns(found, own, path="t", schema_changes=schema_changes, widens=widens)
     except SchemaMismatchError as error:
         return str(error)
     return ""

@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 from spark_jobs.decoding.json_decoder import FieldFinder, Json
 from spark_jobs.decoding.json_inference import MAX_FIELD_NAMES, MAX_LEVELS
 from spark_jobs.reading.spark_types import arrow_schema, struct_type
-from spark_jobs.writing.schema_evolution import undeclared_values, with_columns_of, with_new_fields
+from spark_jobs.writing.schema_evolution import names_of_delta, undeclared_values, with_columns_of, with_new_fields
 from spark_jobs.writing.schema_inference import fitted, infer
 from tests.support.payloads import NUMBERS, TIMES
 from tests.support.profiles import examples
@@ -59,7 +59,7 @@ def test_a_field_with_nothing_in_it_is_no_column(value):
 
 def test_names_that_spark_takes_for_others_or_for_its_own_are_no_columns():
     refused = ("u\u017fer", "_\u017fequence", "_tmp_metadata_row_index", "__Delta_internal_x", "_metadata")
-    refused += ('y"', "back\\slash", "_Stream_assets_reason")
+    refused += ('y"', "back\\slash", "_Stream_assets_reason", "_row_id_", "filePath")
     document = dict.fromkeys(("user", *refused, "metadata"), 1) | {"in": {"_metadata": 1}}
     assert infer([json.dumps(document).encode()]).ddl() == "user bigint, metadata bigint, in STRUCT<_metadata: bigint>"
     document = {"\u0130": 1, "i\u0307": 1, "in": {"\u0130": 1, "i\u0307": 1}}
@@ -80,7 +80,7 @@ def test_a_column_that_a_table_has_is_filled_whatever_its_name_means_to_readers(
     )
     seen = undeclared_values(['{"_metadata": "x", "_change_type": "y"}'], decoder)
     grown = with_new_fields(
-        FieldFinder(decoder), seen, table=of_table, own=decoder, computed=frozenset(), any_name=False
+        FieldFinder(decoder), seen, table=of_table, own=decoder, computed=names_of_delta(of_table), any_name=False
     )
     assert (grown.decoder.ddl(), grown.known) == ("`id` bigint, `_metadata` string", {("_change_type",)})
     grown = with_columns_of(
