@@ -115,11 +115,8 @@ def redis_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Iterator[str]:
-    """The one Spark Connect server of a test run; its address.
-
-    After a session of Spark Connect a process can have no first session of its own.
-    """
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The one Spark Connect server of a test run; its address."""
     with connect_server(tmp_path_factory.mktemp("connect")) as address:
         yield address
 

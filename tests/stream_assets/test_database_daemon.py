@@ -9,10 +9,10 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from pyspark.sql import SparkSession
 
-from spark_jobs.session import SparkOptions, create_session
 from spark_jobs.verify_keyed import verify_keyed
-from spark_jobs.writing.delta_table import CONFLICTS
+from spark_jobs.writing.delta_table import is_conflict
 from stream_assets.testing import KILLS_VARIABLE
 from tests.support import mirrored_customers
 from tests.support.customers import TABLE, Customers
@@ -32,7 +32,7 @@ SUCCESS, FAILURE = dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE
 
 
 class Mirror:
-    """The table of the asset, in a session of the server that its runs use, too."""
+    """The table of the asset, whose runs use a server."""
 
     def __init__(self, topics: Topics, topic: str, server: str) -> None:
         self.topics, self.topic = topics, topic
@@ -60,7 +60,9 @@ class Mirror:
         assert snapshot is not None
         try:
             self.topics.spark.sql(f"RESTORE delta.`{self.table}` TO VERSION AS OF {snapshot.version - 1}")
-        except CONFLICTS:
+        except Exception as error:
+            if not is_conflict(error):
+                raise
             return False
         return True
 
@@ -96,12 +98,9 @@ class Runs:
 
 
 @pytest.fixture
-def topics(kafka: str, server: str, folder: Path) -> Iterator[Topics]:
-    session = create_session(SparkOptions(remote=server))
-    made = Topics(kafka, session, folder)
-    with made:
+def topics(kafka: str, spark: SparkSession, folder: Path) -> Iterator[Topics]:
+    with Topics(kafka, spark, folder) as made:
         yield made
-    session.stop()
 
 
 def test_a_daemon_keeps_a_table_equal_to_that_of_a_database(server: str, topics: Topics, folder: Path) -> None:

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.job import drain_batches, reports_of
 from spark_jobs.batches.rebuild import rebuild_events
 from spark_jobs.batches.replay import Replay, ReplayJob, rewind
 from spark_jobs.decoding.debezium import Debezium
-from spark_jobs.session import SparkOptions, create_session
 from spark_jobs.verify_keyed import verify_keyed
 from spark_jobs.writing.keyed import Keys
 from stream_consumers.options import ErrorPolicy
@@ -106,12 +106,9 @@ class Mirror:
 
 
 @pytest.fixture
-def topics(kafka: str, server: str, folder: Path) -> Iterator[Topics]:
-    """The broker, and a session of the server, on which runs that are killed leave their work, too."""
-    session = create_session(SparkOptions(remote=server))
-    with Topics(kafka, session, folder) as made:
+def topics(kafka: str, spark: SparkSession, folder: Path) -> Iterator[Topics]:
+    with Topics(kafka, spark, folder) as made:
         yield made
-    session.stop()
 
 
 @dataclass(frozen=True)
