@@ -15,7 +15,7 @@ from airflow.sdk import Asset, BaseOperator
 from stream_airflow.airflow_names import AirflowException, AirflowFailException, mask_secret
 from stream_airflow.connections import connected, connected_spark
 from stream_airflow.declaration import StreamTable, check_addresses
-from stream_consumers.client_config import resolve
+from stream_consumers.client_config import resolve, secret_values
 from stream_consumers.errors import StreamAssetsError, Terminal
 from stream_consumers.messages import utc_text
 from stream_consumers.options import ConsumerMode, ErrorPolicy, Limits, check_range, choice
@@ -159,9 +159,10 @@ class StreamOperator(BaseOperator):
             **more,
         )
         declared = connected(declared)
-        for name, value in {**resolve(declared.stream.client), **declared.resolved_storage_options()}.items():
-            # Only values are hidden whose names look like those of secrets.
-            mask_secret(str(value), name)
+        for options in (resolve(declared.stream.client), declared.resolved_storage_options()):
+            for secret in secret_values(options):
+                # With a name, Airflow would hide only those that its own list has.
+                mask_secret(secret)
         return declared
 
     def ingestion(self, declared: StreamTable) -> Ingestion:

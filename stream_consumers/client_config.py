@@ -6,7 +6,7 @@ import os
 import re
 from base64 import b64encode, urlsafe_b64encode
 from binascii import hexlify
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol, runtime_checkable
@@ -41,6 +41,7 @@ _CHOICE = re.compile(
 # Values that are never secret, and values that are secret only if the option is.
 _WORD = re.compile(r"\s*(true|false|none|arn:aws[\w-]*:\S*)\s*", re.IGNORECASE)
 _NO_SECRET = re.compile(r"required|optional|-?\d+(\.\d+)?\w{0,2}|arn:\S*|.{0,3}", re.IGNORECASE | re.DOTALL)
+_BETWEEN_LINES = re.compile(r"\r|\n|\\n")
 _BETWEEN_PARTS = re.compile(r"[\s:@/?#&,;=\"'{}\\]+")
 _QUOTED = re.compile(r"([\"'])(.+?)\1", re.DOTALL)
 _NO_PARTS = frozenset({
@@ -232,6 +233,19 @@ def redact_options(text: str, options: Mapping[str, object]) -> str:
     text = _CREDENTIALS.sub(rf"\1 {HIDDEN}", text)
     text = _TOKEN.sub(lambda found: HIDDEN if found["parts"] else found[0], text)
     return _PARAMETER.sub(rf"\1{HIDDEN}", _USER_INFO.sub(f"://{HIDDEN}@", text))
+
+
+def secret_values(options: Mapping[str, object]) -> Iterator[str]:
+    r"""Yield the values of options that may be secrets, and the lines of each, for a program that hides these texts.
+
+    Example:
+        >>> list(secret_values({"ssl.key.pem": "-----BEGIN-----\nMIIEvQ", "security.protocol": "SSL"}))
+        ['-----BEGIN-----\nMIIEvQ', '-----BEGIN-----', 'MIIEvQ']
+    """
+    for name, value in options.items():
+        if _may_be_secret(name, value):
+            # A key within JSON has escaped line breaks.
+            yield from dict.fromkeys((str(value), *map(str.strip, _BETWEEN_LINES.split(str(value)))))
 
 
 def _may_be_secret(name: str, value: object) -> bool:

@@ -39,10 +39,19 @@ CONNECTIONS = {
     "spark_connect": {"conn_type": "spark_connect", "host": "spark", "port": 15002, "password": PASSWORD},
     "spark_default": {"conn_type": "spark", "host": "spark://spark", "port": 7077},
 }
+SECRETS = {
+    "PEM": "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkq\nc2VjcmV0\n-----END PRIVATE KEY-----\n",
+    "KEY": "a2V5a2V5Cg==",
+}
 RESOLVE = """
-import json
+import json, os
 from airflow.providers_manager import ProvidersManager
+try:
+    from airflow.sdk.log import redact
+except ImportError:
+    from airflow.sdk.execution_time.secrets_masker import redact
 from spark_jobs.session import SparkOptions
+from stream_airflow import IngestOperator
 from stream_airflow.connections import connected, connected_spark
 from stream_airflow.declaration import StreamTable
 from stream_airflow.trigger import StreamLagTrigger
@@ -67,6 +76,11 @@ except InvalidOptionError as error:
     found["wrong"] = str(error)
 trigger = StreamLagTrigger(source="orders", table="t", group="g", stream_conn_id="kafka_default")
 found["serialized"] = trigger.serialize()[1]
+given = {"client": {"ssl.key.pem": "env:PEM", "sasl.mechanism": "OAUTHBEARER"}}
+given["storage_options"] = {"AZURE_STORAGE_ACCOUNT_KEY": "env:KEY", "AZURE_STORAGE_ACCOUNT_NAME": "lakehouse"}
+IngestOperator(task_id="t", source="kafka://b:9092/orders", table="az://c/t", group="g", **given).declared()
+texts = [os.environ["PEM"], *os.environ["PEM"].splitlines(), os.environ["KEY"], "OAUTHBEARER", "lakehouse"]
+found["logged"] = [redact(f"a library says {text} here") for text in texts]
 print(json.dumps(found))
 """
 
@@ -75,7 +89,7 @@ print(json.dumps(found))
 def test_connections_become_urls_and_options(tmp_path: Path, version: str) -> None:
     airflow = AirflowHome.make(tmp_path / "airflow", version)
     variables = {f"AIRFLOW_CONN_{name.upper()}": json.dumps(value) for name, value in CONNECTIONS.items()}
-    found = json.loads(airflow.python(RESOLVE, **variables).splitlines()[-1])
+    found = json.loads(airflow.python(RESOLVE, **variables, **SECRETS).splitlines()[-1])
     assert found["is_provider"]
     own = {"security.protocol": "SASL_SSL", "sasl.password": PASSWORD}
     assert found["kafka"] == ["kafka://broker:9093/orders,payments", own, {}]
@@ -94,3 +108,7 @@ def test_connections_become_urls_and_options(tmp_path: Path, version: str) -> No
     assert (found["master"], found["none"]) == ("spark://spark:7077", "local[*]")
     assert "kafka or redis" in found["wrong"]
     assert PASSWORD not in json.dumps(found["serialized"]), "the database of Airflow has only the name"
+    *secrets, mechanism, account = found["logged"]
+    lines = [line for secret in SECRETS.values() for line in secret.splitlines()]
+    assert [line for line in lines if line in "".join(secrets)] == []
+    assert ("OAUTHBEARER" in mechanism, "lakehouse" in account) == (True, True)
