@@ -52,6 +52,10 @@ TORN_REMEDY = (
     "the batch again. Otherwise restore the file from a backup."
 )
 _STORAGE_REMEDY = "Check the path, its permissions and the storage options."
+_PARTITION_REMEDY = (
+    "If the type of a partition column was changed, undo that with Spark: RESTORE TABLE … TO VERSION AS OF the version "
+    "before it. The next run reads the messages of later batches again."
+)
 RESTORE_REMEDY = "Restore again, to a version number: RESTORE TABLE … TO VERSION AS OF n."
 _ACTION = re.compile(r'\s*\{\s*"(commitInfo|txn)"')
 _FILE_ACTION = re.compile(r'\s*\{\s*"(add|remove)"')
@@ -68,6 +72,7 @@ _IDENTITY_COUNTER = "delta.identity.highWaterMark"
 _Parsed = TypeVar("_Parsed")
 # The error text of delta-rs for the table feature catalogManaged, and for its preview.
 _CATALOG_MANAGED = "catalog-managed table"
+_VECTORS, _WIDENING = "deletionVectors", "typeWidening"
 MAX_LINE_CHARACTERS = 500
 # The limits of what other programs may write into their commits: the digits of a number, the characters of a number and
 # of a time, and the last millisecond of the year 9999.
@@ -75,6 +80,13 @@ _DIGITS = re.compile(r"[0-9]{1,19}")
 _MAX_NUMBER_DIGITS, _MAX_MOMENT_CHARACTERS, _LAST_MS = 100, 100, 253_402_300_799_999
 _FILE_URI = re.compile(r"^file:(//)?/")
 _COLORS = re.compile(r"\x1b\[[0-9;]*m|↳")
+_UNPARSED_PARTITION = "Failed to parse value "
+# After these words delta-rs and Arrow repeat a value that they could not convert.
+_BEFORE_VALUE = re.compile(
+    rf"({_UNPARSED_PARTITION}|(?:Cast|Parser|Json|Compute|Invalid argument|Arithmetic overflow) error: ).*", re.DOTALL
+)
+# The name of the folder of a partition, in which writers escape quotes, ":" and "?".
+_VALUE_OF_FOLDER = re.compile(r"""(?<![^/\s'"])([^/=?&\s'"]+=)[^/:?'"\n]*(?=/)""")
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|The specified (bucket|container) does not exist")
 _UNAVAILABLE = re.compile(
     r"error sending request|max_retries|retry_timeout|timed? ?out|connection (refused|reset|closed)"
@@ -92,6 +104,18 @@ def one_line(text: str) -> str:
     """
     line = " ".join(_COLORS.sub("", text).split())
     return line if len(line) <= MAX_LINE_CHARACTERS else f"{line[:MAX_LINE_CHARACTERS]} …"
+
+
+def without_values(text: str) -> str:
+    """Return the text of an error or a path without values of rows.
+
+    Example:
+        >>> without_values("Kernel error: Failed to parse value '1.50' as 'decimal(14,4)'")
+        'Kernel error: Failed to parse value …'
+        >>> without_values("no file day=2026-11-17/country=CH/part-0.parquet")
+        'no file day=…/country=…/part-0.parquet'
+    """
+    return _VALUE_OF_FOLDER.sub(r"\1…", _BEFORE_VALUE.sub(r"\1…", text))
 
 
 def unreadable(
@@ -117,7 +141,7 @@ def unreadable(
         >>> type(unreadable(DeltaLog("s3://lake/t"), OSError("error sending request"), what="", remedy="")).__name__
         'LedgerUnreadableError'
     """
-    raw, text = one_line(str(error)), log.redacted_text(error)
+    raw, text = one_line(without_values(str(error))), log.redacted_text(error)
     if _NO_BUCKET.search(raw):
         return TableUnreadableError(
             f"the bucket or container of {log.path} does not exist", remedy="Create it, or correct the path."
@@ -126,6 +150,10 @@ def unreadable(
         return LedgerUnreadableError(
             f"the storage of {log.path} does not answer ({text})",
             remedy="Check the address, the endpoint and the network.",
+        )
+    if _UNPARSED_PARTITION in raw:
+        return TableUnreadableError(
+            f"{what} (a value of a partition column does not have the type of the column)", remedy=_PARTITION_REMEDY
         )
     # The texts of other errors, such as a KeyError, say too little without the class.
     name = "" if isinstance(error, (DeltaError, OSError, ValueError)) else f"{type(error).__name__}: "
@@ -532,12 +560,12 @@ class DeltaLog:
         return reading(self, what=f"the Delta table at {self.path} cannot be read", remedy=_STORAGE_REMEDY)
 
     def redacted_text(self, error: BaseException) -> str:
-        """Return the text of an error of delta-rs in one line, without the values of the storage options.
+        """Return the text of an error of delta-rs in one line, without values of the storage options and of rows.
 
         delta-rs and the storage may repeat these values in their errors. Dagster stores the causes of errors, so that
         an error of theirs must never be the cause of one of ours.
         """
-        return one_line(redacted(str(error), self.storage_options))
+        return one_line(redacted(without_values(str(error)), self.storage_options))
 
     def _unreadable(self, error: BaseException) -> StreamAssetsError:
         return unreadable(self, error, what=f"the Delta table at {self.path} cannot be read", remedy=_STORAGE_REMEDY)
@@ -653,15 +681,22 @@ class DeltaLog:
             )
 
     def row_count(self, *, version: int | None = None) -> int | None:
-        """Count the rows of a version, the newest by default; ``None`` if a file has no statistics in the log."""
+        """Count the rows of a version, the newest by default.
+
+        Returns:
+            ``None`` if a file has no statistics in the log, or delta-rs cannot read its deletion vectors.
+        """
         if self.snapshot() is None:
             return None
         with self.reading():
             table = self.open(version)
             counts = pa.table(table.get_add_actions(flatten=True)).column("num_records")
-            if counts.null_count:
+            features = table.protocol().reader_features or ()
+            # delta-rs reads no deletion vectors of a table with type widening.
+            if counts.null_count or {_VECTORS, _WIDENING}.issubset(features):
                 return None
-            vectors = [pa.record_batch(batch).column("selection_vector") for batch in table.deletion_vectors()]
+            found = table.deletion_vectors() if _VECTORS in features else ()
+            vectors = [pa.record_batch(batch).column("selection_vector") for batch in found]
         hidden = sum(int(pc.sum(pc.invert(pc.list_flatten(vector))).as_py() or 0) for vector in vectors)
         return int(pc.sum(counts).as_py() or 0) - hidden
 
@@ -726,7 +761,7 @@ class DeltaLog:
             path, size = unquote(added["path"]), added["size_bytes"]
             status = self._status(path)
             if status is not None and status.st_size < size:
-                torn.append(f"{Path(self.path) / path} has {status.st_size:,} of {size:,} bytes")
+                torn.append(f"{Path(self.path) / without_values(path)} has {status.st_size:,} of {size:,} bytes")
         return torn
 
     def check_files(self, paths: Iterable[str]) -> None:
@@ -757,8 +792,9 @@ class DeltaLog:
             except (OSError, ValueError) as error:
                 why = self.redacted_text(error)
         if why:
+            shown = without_values(path)[:MAX_LINE_CHARACTERS]
             raise LedgerUnreadableError(
-                f"the log of {self.path} names {path[:MAX_LINE_CHARACTERS]!a}, which is not opened: {why}",
+                f"the log of {self.path} names {shown!a}, which is not opened: {why}",
                 remedy="Undo it with RESTORE TABLE … TO VERSION AS OF a version before the one that added it.",
             )
         return found

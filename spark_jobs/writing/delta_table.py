@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from spark_jobs.jars import LOG_STORE_CLASS, S3_LOG_STORE_CLASS
-from spark_jobs.ledger.delta_log import Commit, DeltaLog
+from spark_jobs.ledger.delta_log import Commit, DeltaLog, without_values
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.ledger.table_rows import ROW_PLACE, in_places, in_ranges
@@ -379,7 +379,7 @@ def check_files(log: DeltaLog, version: int) -> None:
     if missing:
         raise StorageMismatchError(
             f"version {version} of {log.path} has "
-            f"{counted(len(missing), 'file')} not on this machine, like {missing[0]}",
+            f"{counted(len(missing), 'file')} not on this machine, like {without_values(missing[0])}",
             remedy="The executors wrote them to their own disks. Stop the runs, undo the commit with RESTORE TABLE … "
             f"TO VERSION AS OF {version - 1}, and set a path or URI that this machine and all executors share. Nothing "
             "was committed to the broker, and the next run reads these messages again.",

@@ -121,6 +121,20 @@ def test_rows_that_a_deletion_vector_hides_are_not_counted(folder: Path) -> None
     assert (log.row_count(version=0), DeltaLog(str(folder)).row_count()) == (3, 2)
 
 
+def test_rows_of_a_table_whose_types_may_be_widened_are_counted(folder: Path) -> None:
+    write_deltalake(folder, pa.table({"id": [1, 2, 3]}))
+    for version, features in enumerate((["typeWidening"], ["typeWidening", "deletionVectors"]), start=1):
+        protocol = {
+            "minReaderVersion": 3,
+            "minWriterVersion": 7,
+            "readerFeatures": features,
+            "writerFeatures": features,
+        }
+        (folder / "_delta_log" / f"{version:020d}.json").write_text(json.dumps({"protocol": protocol}))
+    log = DeltaLog(str(folder))
+    assert [log.row_count(version=version) for version in range(3)] == [3, 3, None], "delta-rs reads no vectors there"
+
+
 def read_version(folder: Path, version: int) -> list[dict[str, dict[str, object]]]:
     """The actions of a commit."""
     return [json.loads(line) for line in (folder / "_delta_log" / f"{version:020d}.json").read_text().splitlines()]
