@@ -378,7 +378,7 @@ class BadRowFilter:
 
     def failing_on_changes(self, rows: DataFrame) -> DataFrame:
         """Return the rows, whose write fails if Delta would change a value of one without an error."""
-        return self._current_constraints().failing_on_changes(rows) if self._columns.has_partitions else rows
+        return self._current_constraints().failing_on_changes(rows) if self._columns.partitions != () else rows
 
     def located(self, error: ConstraintViolatedError, rows: DataFrame) -> ConstraintViolatedError:
         """Return the same error, with the place of a row that breaks a constraint, if one is found."""

@@ -348,7 +348,7 @@ def first_messages(source: BatchSource, ingestion: Ingestion, staging: Ingestion
     }
     has_begun = staging.ledger().read().newest is not None
     # A replay may have written rows from before the origin.
-    earlier = "" if has_begun else in_ranges({shard: Range(0, start) for shard, start in starts.items()})
+    earlier = "" if has_begun else in_ranges({shard: Range(0, start) for shard, start in starts.items() if start})
     found = extents_of(scan(ledger.log, ROW_PLACE, where=earlier)) if earlier else {}
     starts = {shard: min(start, found[shard].start) if shard in found else start for shard, start in starts.items()}
     facts = {shard: one.start_facts for shard, one in state.shards.items() if one.start_facts is not None}

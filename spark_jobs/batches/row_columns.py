@@ -92,8 +92,8 @@ class RowColumns:
         self._warned: frozenset[str] = frozenset()
         self.settable: Mapping[str, str] = {}
         """The columns of the table that a write sets, and the SQL of the value of each in rows that lack it."""
-        self.has_partitions = True
-        """Whether the table may have partition columns."""
+        self.partitions: Sequence[str] | None = None
+        """The partition columns of the table; ``None`` if they are not known."""
         self.may_reject = False
         """Whether the transform was seen to call :func:`spark_jobs.reading.rejection.reject`."""
 
@@ -246,7 +246,7 @@ class RowColumns:
         snapshot = self._ledger.log.snapshot() if state.version >= 0 else None
         if snapshot is not None:
             self.settable = snapshot.settable_columns
-            self.has_partitions = bool(snapshot.partition_columns)
+            self.partitions = snapshot.partition_columns
             if self._ingestion.keys is not None:
                 check_key_of_table(self._ingestion.keys, snapshot.columns)
         is_plain = self._ingestion.transform is None
@@ -266,9 +266,13 @@ class RowColumns:
         self._check_fit(rows, widens=snapshot is not None and lets_widen(snapshot.configuration))
 
     def _check_fit(self, rows: StructType, *, widens: bool) -> None:
-        ingestion = self._ingestion
         check_columns(
-            rows, self._of_table, path=ingestion.table, schema_changes=ingestion.errors.schema_changes, widens=widens
+            rows,
+            self._of_table,
+            path=self._ingestion.table,
+            schema_changes=self._ingestion.errors.schema_changes,
+            widens=widens,
+            partitions=self.partitions or (),
         )
 
     def _no_messages(self) -> DataFrame:

@@ -56,6 +56,10 @@ WIDENING = "delta.enableTypeWidening"
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 _DIGITS = {"tinyint": 10, "smallint": 10, "int": 10, "bigint": 20}
 """The digits of the decimals that Delta widens each integer type to."""
+_OF_PARTITIONS = (
+    "A partition column keeps its type: change the transform or the schema. Or make the table anew with the wider "
+    "type: with stream-assets rebuild, or under another name."
+)
 MAX_UNDECLARED_FIELDS = 1000
 """The most undeclared fields that become columns or fields of structs, or are recorded as fields that cannot."""
 KEPT_FIELDS_FACTOR = 10
@@ -85,7 +89,13 @@ _OPTIONS = {
 
 
 def check_columns(
-    rows: StructType, table: StructType | None, *, path: str, schema_changes: SchemaChanges | str, widens: bool = False
+    rows: StructType,
+    table: StructType | None,
+    *,
+    path: str,
+    schema_changes: SchemaChanges | str,
+    widens: bool = False,
+    partitions: Iterable[str] = (),
 ) -> None:
     """Check, before anything is read, that the rows fit the table.
 
@@ -95,6 +105,8 @@ def check_columns(
         path: the table, for the message.
         schema_changes: what happens to new columns and fields.
         widens: whether the table lets its types be widened.
+        partitions: its partition columns, which keep their types: the log has their values as text, which delta-rs may
+            not convert to a wider type. It could not open the table then, and the positions would be unreadable.
 
     Raises:
         SchemaMismatchError: columns do not fit; it lists them.
@@ -121,7 +133,9 @@ def check_columns(
     if table is None:
         return
     may_change = chosen is SchemaChanges.ADD_COLUMNS
+    fixed = _keys(partitions)
     changed: list[str] = []
+    of_partitions: list[str] = []
     wider: list[str] = []
     new: list[str] = []
     for name, found, wanted in _differences("", rows, table):
@@ -131,12 +145,19 @@ def check_columns(
             new.append(f"{name} is not in the table")
             continue
         change = f"{name} is {found.simpleString()} but {wanted.simpleString()} in the table"
-        (wider if is_wider(found, wanted) else changed).append(change)
-    problems = [*changed, *([] if may_change and widens else wider), *([] if may_change else new)]
+        if not is_wider(found, wanted):
+            changed.append(change)
+        elif fixed.isdisjoint(name_keys(name)):
+            wider.append(change)
+        else:
+            of_partitions.append(f"{change}, which is partitioned by it")
+    problems = [*changed, *of_partitions, *([] if may_change and widens else wider), *([] if may_change else new)]
     if problems:
         raise SchemaMismatchError(
             f"the rows do not fit the table {path}: {'; '.join(problems)}",
-            remedy=_remedy(changed=bool(changed), wider=bool(wider), widens=widens, new=bool(new)),
+            remedy=_OF_PARTITIONS
+            if of_partitions
+            else _remedy(changed=bool(changed), wider=bool(wider), widens=widens, new=bool(new)),
         )
 
 

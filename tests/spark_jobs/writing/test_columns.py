@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +13,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from spark_jobs.batches.rebuild import rebuild_events
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.reading.spark_types import struct_type
+from spark_jobs.writing.layout import TableLayout
 from spark_jobs.writing.schema_evolution import WIDENING, check_columns
-from stream_consumers.errors import SchemaMismatchError
+from stream_consumers.create import open_batch_source
+from stream_consumers.errors import SchemaMismatchError, TableUnreadableError
 from stream_consumers.memory import memory_broker
 from stream_consumers.messages import Shard
 from stream_consumers.options import ErrorPolicy, SchemaChanges
@@ -58,12 +61,14 @@ def test_names_that_spark_or_delta_add_themselves_are_no_new_columns(spark: Spar
         assert problem(f"id INT, st STRUCT<{name}: INT>", None, schema_changes=FAIL) == ""
 
 
-def problem(rows: str, table: str | None, *, schema_changes: SchemaChanges, widens: bool = False) -> str:
+def problem(
+    rows: str, table: str | None, *, schema_changes: SchemaChanges, widens: bool = False, partitions: Sequence[str] = ()
+) -> str:
     """What is wrong, and the remedy; empty if nothing is."""
     found, own = (struct_type(f"{columns}, {STREAM}") if columns else None for columns in (rows, table))
     assert found is not None
     try:
-        check_columns(found, own, path="t", schema_changes=schema_changes, widens=widens)
+        check_columns(found, own, path="t", schema_changes=schema_changes, widens=widens, partitions=partitions)
     except SchemaMismatchError as error:
         return str(error)
     return ""
@@ -149,6 +154,41 @@ def test_types_are_widened_where_the_table_lets_them_and_delta_does_so(spark: Sp
     rows = spark.createDataFrame([], columns(WIDER.values()))
     rows.write.format("delta").option("mergeSchema", "true").mode("append").save(path)
     assert spark.read.format("delta").load(path).schema == rows.schema
+
+
+def test_a_partition_column_keeps_its_type(spark: SparkSession) -> None:
+    for table, rows in WIDER.items():
+        for schema_changes in SchemaChanges if "<" not in table else ():
+            found = problem(f"C {rows}", f"c {table}", schema_changes=schema_changes, widens=True, partitions=["c"])
+            assert "A partition column keeps its type" in found
+        assert not problem(f"c {rows}, d INT", f"c {table}, d INT", schema_changes=ADD, widens=True, partitions=["d"])
+    assert not problem("c STRUCT<d: BIGINT>", "c STRUCT<d: INT>", schema_changes=ADD, widens=True, partitions=["d"])
+
+
+@pytest.mark.slow
+def test_a_wider_partition_column_is_refused_and_that_of_another_program_can_be_undone(
+    spark: SparkSession, folder: Path, url: StreamUrl
+) -> None:
+    layout = TableLayout(partition_by=["price"], properties={WIDENING: "true"})
+    old, wide = (Json(f"id BIGINT, price DECIMAL({digits})") for digits in ("10, 2", "14, 4"))
+    what = replace(ingestion(folder / "t", decoder=old, errors=ErrorPolicy(schema_changes=ADD)), layout=layout)
+    ingest(spark, url, what, b'{"id": 1, "price": 1.50}')
+    before = what.ledger().read()
+    with pytest.raises(SchemaMismatchError, match="price"):
+        ingest(spark, url, replace(what, decoder=wide), b'{"id": 2, "price": 2.25}')
+    assert what.ledger().read() == before
+    spark.sql(f"ALTER TABLE delta.`{what.table}` ALTER COLUMN price TYPE DECIMAL(14, 4)")
+    with pytest.raises(TableUnreadableError) as raised:
+        drain(spark, str(url), what)
+    assert "RESTORE" in raised.value.remedy
+    assert "1.50" not in str(raised.value)
+    spark.sql(f"RESTORE TABLE delta.`{what.table}` TO VERSION AS OF {before.version}")
+    drain(spark, str(url), what)
+    with open_batch_source(str(url)) as source:
+        list(rebuild_events(spark, source, replace(what, decoder=wide)))
+    ingest(spark, url, replace(what, decoder=wide), b'{"id": 3, "price": 3.1234}')
+    rows = spark.read.format("delta").load(what.table).orderBy("id").collect()
+    assert [str(row["price"]) for row in rows] == ["1.5000", "2.2500", "3.1234"]
 
 
 def test_types_that_are_not_widened_are_those_that_delta_refuses(spark: SparkSession, folder: Path) -> None:
