@@ -163,7 +163,7 @@ class RowColumns:
     def _left_out(self, names: Sequence[str]) -> list[str]:
         """Return which of these columns of rows are fields of a registry's schema that cannot be columns of the table.
 
-        They are left out, because whoever adds a field to the schema could otherwise stop the stream.
+        They are left out, because a user who adds a field to the schema could otherwise stop the stream.
         """
         decoder, keys = self._ingestion.decoder, self._ingestion.keys
         if not isinstance(decoder, StoredDecoder) or decoder.is_resolved:
