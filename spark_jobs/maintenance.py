@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
+from deltalake import DeltaTable
+from pyarrow.fs import FileSelector
 from pyspark.sql import Row, SparkSession
 
 from spark_jobs.batches.ingestion import Ingestion
@@ -26,7 +29,7 @@ from spark_jobs.ledger.ledger import LOG_RETENTION, LedgerState, interval_ms
 from spark_jobs.purge import purge_deleted
 from spark_jobs.reading.spark_types import properties
 from spark_jobs.session import check_session
-from spark_jobs.table_location import sql_name
+from spark_jobs.table_location import absolute_location, folders_above, sql_name
 from spark_jobs.writing.delta_table import HISTORY, check_log_store, is_conflict
 from spark_jobs.writing.failures import explain
 from stream_consumers.errors import InvalidOptionError, StreamNotFoundError
@@ -38,6 +41,8 @@ DEFAULT_LOG_RETENTION = "interval 30 days"
 MIN_FILE_RETENTION = "interval 1 day"
 MIN_FILE_RETENTION_MS = 86_400_000
 _PARTS = 4
+_INNER_LOG = "/_delta_log/"
+"""A part of the paths of commits of other tables, relative to the folder of a table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +85,8 @@ def maintain(
 
     Raises:
         StreamNotFoundError: there is no table yet.
-        InvalidOptionError: the file retention is so short that a batch in flight could lose its files.
+        InvalidOptionError: the file retention is so short that a batch in flight could lose its files; or the folder of
+            the table is in that of another table, or has one in it.
         LedgerTruncatedError: required commits were already cleaned from the log.
         UnsafeStorageError: another driver could overwrite commits of this one.
         WriteError: Spark failed; run the maintenance again.
@@ -144,6 +150,7 @@ def _is_old(state: LedgerState, log: DeltaLog) -> bool:
 
 def _maintain(spark: SparkSession, log: DeltaLog) -> TableMaintenance:
     log.check_version()
+    check_own_folder(log)
     try:
         _keep_files(spark, log)
         joined = _first(spark, f"OPTIMIZE {sql_name(log.path)}")["metrics"]
@@ -157,6 +164,32 @@ def _maintain(spark: SparkSession, log: DeltaLog) -> TableMaintenance:
     snapshot = log.snapshot()
     assert snapshot is not None  # it was there
     return replace(done, version=snapshot.version)
+
+
+def check_own_folder(log: DeltaLog) -> None:
+    """Refuse a folder that is in the folder of another table, or has another table in it.
+
+    VACUUM deletes each old file below the folder that the log of this table does not name, also those of other tables.
+
+    Raises:
+        InvalidOptionError: there is such a table.
+        TableUnreadableError, LedgerUnreadableError: the storage cannot be read.
+    """
+    with log.reading():
+        below = log.files().get_file_info(FileSelector("", recursive=True))
+    other = next((f"{log.path}/{one.path.partition(_INNER_LOG)[0]}" for one in below if _INNER_LOG in one.path), None)
+    for folder in folders_above(absolute_location(log.path)):
+        # A folder that cannot be read is none that this client could have written a table into.
+        with suppress(Exception):
+            if DeltaTable.is_deltatable(folder, log.storage_options):
+                other = folder
+    if other is not None:
+        raise InvalidOptionError(
+            f"one of the tables {log.path} and {other} is in the folder of the other, so that VACUUM would delete its "
+            "files",
+            remedy="Move one of them to another folder. If one is not a table, remove its folder _delta_log.",
+            other=other,
+        )
 
 
 def _keep_files(spark: SparkSession, log: DeltaLog) -> None:

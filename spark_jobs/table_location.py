@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+from stream_consumers.display import shortened
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import check_name
 from stream_consumers.urls import check_address
 
 LOCAL = "file"
+_SHOWN = 80
 MAX_NAME_BYTES = 255
 """The most bytes of one name in a path on local file systems."""
 MAX_PATH_BYTES = 3900
 """The most bytes of the path of a table: on Linux the path of a file in it may have 4,096."""
 S3 = frozenset({"s3", "s3a"})
 _AMBIGUOUS = re.compile(r"%[0-9A-Fa-f]{2}|[\x00-\x1f\x7f]" + ("" if os.sep == "\\" else r"|\\"))
+_PLAIN_NAME = re.compile(r"(?!(?:\.\.?|_delta_log)\Z)[^/\\\x00-\x1f\x7f-\x9f]+")
 _PLAIN_PATH = re.compile(r"[\w./=-]*")
 # Hadoop parses it as a URI, and other programs as a path.
 _ONE_SLASH = re.compile(r"(?!file:)[A-Za-z][\w+.-]+:/(?!/)")
@@ -84,6 +87,48 @@ misinterprets. Use a path without backslashes, control characters, and percent s
                 remedy=f"Use a path of at most {MAX_PATH_BYTES:,} bytes, with names of at most {MAX_NAME_BYTES}.",
             )
     return location
+
+
+def check_folder_name(option: str, name: str) -> str:
+    """Return the name of a table or a schema if it is the name of one folder.
+
+    A client that creates a stream may have chosen the name. One like ``..`` would select the folder of other tables.
+
+    Args:
+        option: the name of the option, for the message.
+        name: the name.
+
+    Raises:
+        InvalidOptionError: it is ``.`` or ``..``, has a separator, a control character or an encoded character, or has
+            too many bytes.
+
+    Example:
+        >>> check_folder_name("table", "..")
+        Traceback (most recent call last):
+        stream_consumers.errors.InvalidOptionError: table='..' cannot be the name of a folder. Use a name without \
+slashes, backslashes, control characters, and percent signs before two hexadecimal digits, of at most 255 bytes.
+    """
+    is_plain = _PLAIN_NAME.fullmatch(check_name(option, name)) and not _AMBIGUOUS.search(name)
+    if not is_plain or len(os.fsencode(name)) > MAX_NAME_BYTES:
+        raise InvalidOptionError(
+            f"{option}={shortened(name, _SHOWN)!r} cannot be the name of a folder",
+            remedy="Use a name without slashes, backslashes, control characters, and percent signs before two "
+            f"hexadecimal digits, of at most {MAX_NAME_BYTES} bytes.",
+        )
+    return name
+
+
+def folders_above(location: str) -> Iterator[str]:
+    """Yield the folders in which a table is, except the root of a file system.
+
+    Example:
+        >>> list(folders_above("s3a://bucket/lake/orders")), list(folders_above("/lake/orders"))
+        (['s3a://bucket/lake', 's3a://bucket'], ['/lake'])
+    """
+    start = location.find("://") + len("://") if "://" in location else 0
+    while (end := location.rstrip("/").rfind("/", start)) > start:
+        location = location[:end]
+        yield location
 
 
 def check_table_uri(name: str, uri: str) -> str:

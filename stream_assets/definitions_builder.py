@@ -10,6 +10,7 @@ import dagster as dg
 
 from sensors.lag_sensor import SensorInputs, build_lag_sensor
 from spark_jobs.dead_letters.table import dead_letter_path
+from spark_jobs.table_location import folders_above
 from stream_assets.asset import StreamAsset
 from stream_assets.options import RedriveConfig, ReplayConfig, WriterConfig, with_config_check
 from stream_assets.partitions import check_partitions, is_partition_run, window_replay
@@ -213,8 +214,8 @@ def stream_definitions(
         InvalidOptionError: ``streams`` contains something else, like an asset that Dagster derived from a stream asset;
             the names of two assets differ only by characters that Dagster replaces; the tables of two assets share a
             group of mode ``load_balanced``; two assets write streams of one key at two brokers into one table, or
-            write one table of a ``DeltaLake`` by accident; an asset writes the dead-letter table of another; or two
-            streams would be one asset.
+            write one table of a ``DeltaLake`` by accident; an asset writes the dead-letter table of another, or into
+            the folder of its table; or two streams would be one asset.
 
     Example:
         >>> from stream_assets import stream_asset
@@ -284,14 +285,22 @@ def check_conflicts(declared: Sequence[StreamToTable]) -> None:
     of_group = defaultdict(list)
     of_table = defaultdict(list)
     for one in declared:
-        of_table[_location(one)].append(one)
+        of_table[location_of(one)].append(one)
         if one.mode is ConsumerMode.LOAD_BALANCED:
             of_group[one.shown_group].append(one)
     for one, other in _pairs(of_group.values()):
         _check_group(one, other)
     for one, other in _pairs(of_table.values()):
         _check_table(one, other)
+    folders = {path: one for table, (one, *_) in of_table.items() for path in (table, dead_letter_path(table))}
     for table, writers in of_table.items():
+        for folder in folders_above(table):
+            if folder in folders:
+                raise InvalidOptionError(
+                    f"{table}, the table of {_name(writers[0])}, is in {folder}, a table of {_name(folders[folder])}, "
+                    "whose maintenance would delete its files",
+                    remedy="Choose another folder for one of them.",
+                )
         for other in of_table.get(dead_letter_path(table), ()):
             raise InvalidOptionError(
                 f"{other.table}, the table of {_name(other)}, is also the dead-letter table of {_name(writers[0])}",
@@ -307,7 +316,7 @@ def _pairs(groups: Iterable[Sequence[StreamToTable]]) -> Iterator[tuple[StreamTo
 def _check_group(one: StreamToTable, other: StreamToTable) -> None:
     """Check that two tables do not share a group: each message goes to one member, so each table would get a part."""
     shared = _shared_streams(one, other)
-    if shared and _is_same_source(one, other) and _location(one) != _location(other):
+    if shared and _is_same_source(one, other) and location_of(one) != location_of(other):
         raise InvalidOptionError(
             f"the assets {_name(one)} and {_name(other)} share group {one.shown_group!r} of {', '.join(shared)}, so "
             "each of their tables would get only a part of the stream",
@@ -354,7 +363,8 @@ def _source_of(url: StreamUrl | None) -> tuple[str, str] | None:
     return url.protocol, os.path.abspath(url.path) if url.protocol == "file" else cluster_name(url)
 
 
-def _location(stream: StreamToTable) -> str:
+def location_of(stream: StreamToTable) -> str:
+    """Return the location of the table for comparison with those of other assets."""
     return stream.table.shown.rstrip("/")
 
 

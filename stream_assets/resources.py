@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.jars import download_note
 from spark_jobs.session import SparkOptions, create_session, hide_secrets, running_session
-from spark_jobs.table_location import LOCAL, check_location, check_table_uri, is_s3, scheme
+from spark_jobs.table_location import LOCAL, check_folder_name, check_location, check_table_uri, is_s3, scheme
 from stream_consumers.client_config import ClientConfig, Deferred, resolve_value, variable_name
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import check_name
@@ -212,8 +212,12 @@ class DeltaLake(dg.ConfigurableResource):  # type: ignore[type-arg]  # the class
         Args:
             name: the name of the table.
             schema: the folder of the table; ``public`` by default.
+
+        Raises:
+            InvalidOptionError: one of them is not the name of a folder, like ``..``.
         """
-        return LakeTable(self.root, (schema or self.schema_name or DEFAULT_SCHEMA, name), self.storage_options)
+        folder = self.schema_name or DEFAULT_SCHEMA if schema is None else schema
+        return LakeTable(self.root, (folder, name), self.storage_options)
 
     def table_of(self, key: dg.AssetKey) -> LakeTable:
         """Select the table that the key of an asset names."""
@@ -269,12 +273,12 @@ class LakeTable(TableLocation):
 
     Args:
         root: a folder or URI, or the whole path of the table.
-        parts: the parts of the path after ``root``.
+        parts: the parts of the path after ``root``, each the name of a folder.
         storage_options: see :class:`TableLocation`.
         is_named_by_key: see :class:`TableLocation`.
 
     Raises:
-        InvalidOptionError: the URI contains credentials or parameters.
+        InvalidOptionError: the URI contains credentials or parameters; or a part is not the name of a folder.
     """
 
     root: str
@@ -286,6 +290,9 @@ class LakeTable(TableLocation):
         # The root is displayed even if the other parts are variables.
         if not is_deferred(self.root) and scheme(check_name("table", self.root)) != LOCAL:
             check_table_uri("table", self.root)
+        for part in self.parts:
+            if not is_deferred(part):
+                check_folder_name("table", part)
 
     @property
     def is_deferred(self) -> bool:
@@ -301,7 +308,7 @@ class LakeTable(TableLocation):
     def path(self) -> str:
         """See :attr:`TableLocation.path`."""
         root = check_name("table", resolved_text("table", self.root))
-        return _join_path(root, [check_name("table", resolved_text("table", part)) for part in self.parts])
+        return _join_path(root, [check_folder_name("table", resolved_text("table", part)) for part in self.parts])
 
     def __str__(self) -> str:
         return _join_path(shown_text(self.root), [shown_text(part) for part in self.parts])

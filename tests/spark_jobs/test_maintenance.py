@@ -12,19 +12,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingestion import Step
+from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.ledger import LOG_RETENTION
-from spark_jobs.maintenance import FILE_RETENTION, SET_FILE_RETENTION, TableMaintenance, file_retention, maintain
+from spark_jobs.maintenance import (
+    FILE_RETENTION,
+    SET_FILE_RETENTION,
+    TableMaintenance,
+    check_own_folder,
+    file_retention,
+    maintain,
+)
 from spark_jobs.table_location import sql_name
 from stream_consumers.errors import InvalidOptionError, StreamNotFoundError, UnsafeStorageError
 from stream_consumers.memory import forget_memory_broker, memory_broker
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
 from tests.support.kafka_topics import Once, Pipeline, assert_each_once, orders
+from tests.support.s3_server import object_store
 
 DAY_MS = 86_400_000
 _TIMES = {"commitInfo": "timestamp", "add": "modificationTime", "remove": "deletionTimestamp"}
@@ -152,12 +162,43 @@ def test_a_table_that_is_not_there_or_deletes_too_early_is_refused(
     with pytest.raises(StreamNotFoundError):
         maintain(spark, what.ingestion)
     what.drain()
+    inner = f"{what.table}/inner"
+    write_deltalake(inner, pa.table({"id": [1]}))
+    with pytest.raises(InvalidOptionError) as refused:
+        maintain(spark, what.ingestion)
+    assert refused.value.facts == {"other": inner}
+    shutil.rmtree(inner)
     DeltaTable(what.table).alter.set_table_properties({"delta.deletedFileRetentionDuration": "interval 2 hours"})
     with pytest.raises(InvalidOptionError, match="interval 2 hours"):
         maintain(spark, what.ingestion)
     unsafe = replace(what.ingestion, table="s3a://lake/orders")
     with pytest.raises(UnsafeStorageError):
         maintain(spark, unsafe)
+
+
+def test_a_table_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    outer, inner = tmp_path / "outer", tmp_path / "outer" / "day=1" / "inner"
+    for table in (outer, tmp_path / "outer_dead_letters"):
+        write_deltalake(str(table), pa.table({"id": [1], "day": [1]}), partition_by=["day"])
+    (tmp_path / "_delta_log" / "outer").mkdir(parents=True)
+    check_own_folder(DeltaLog(str(outer)))
+    write_deltalake(str(inner), pa.table({"id": [1]}))
+    for table, other in ((outer, inner), (inner, outer)):
+        with pytest.raises(InvalidOptionError) as refused:
+            check_own_folder(DeltaLog(str(table)))
+        assert refused.value.facts == {"other": str(other)}
+
+
+def test_a_table_in_a_bucket_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    with object_store(tmp_path) as store:
+        for table in ("s3://lake/orders", "s3://lake/sales/refunds"):
+            write_deltalake(table, pa.table({"id": [1]}), storage_options=store.options)
+            check_own_folder(DeltaLog(table, storage_options=store.options))
+        write_deltalake("s3://lake/sales", pa.table({"id": [1]}), storage_options=store.options)
+        for table, other in (("s3a://lake/sales", "refunds"), ("s3a://lake/sales/refunds", "s3a://lake/sales")):
+            with pytest.raises(InvalidOptionError) as refused:
+                check_own_folder(DeltaLog(table, storage_options=store.options))
+            assert str(refused.value.facts["other"]).endswith(other)
 
 
 def test_files_stay_as_long_as_the_log_and_a_day_at_least_until_somebody_chooses() -> None:

@@ -10,6 +10,7 @@ import pytest
 from stream_assets import (
     DeltaLake,
     KafkaCluster,
+    LakeTable,
     StreamAsset,
     StreamTranslator,
     StreamTranslatorData,
@@ -166,6 +167,24 @@ def test_the_table_of_the_dead_letters_of_another_asset_is_refused(tables: tuple
     for assets in ([one, other], [other, one]):
         with pytest.raises(InvalidOptionError):
             stream_definitions(assets)
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner"),
+    [
+        ("lake/sales", DeltaLake(root="lake").table("o", schema="sales")),
+        ("lake/o", "lake/o_dead_letters/o"),
+        ("s3a://bucket/lake", "s3a://bucket/lake/sales/o"),
+        (LakeTable(dg.EnvVar("T_LAKE"), ("sales",)), LakeTable(dg.EnvVar("T_LAKE"), ("sales", "o"))),
+    ],
+    ids=["lake", "dead letters", "bucket", "variable"],
+)
+def test_a_table_in_the_folder_of_another_asset_is_refused(outer: Any, inner: Any) -> None:
+    assets = [declare("a", "kafka://a:9092/a", outer), declare("b", "kafka://a:9092/b", inner)]
+    for given in (assets, assets[::-1]):
+        with pytest.raises(InvalidOptionError):
+            stream_definitions(given)
+    assert stream_definitions([assets[0], declare("b", "kafka://a:9092/b", "lake/sales_of_b")])
 
 
 @pytest.mark.parametrize("server", ["kafka://a:9092", "redis://a:6379"])

@@ -195,7 +195,6 @@ class WithPartitions(StreamTranslator):
     [
         ({"source": KafkaCluster(bootstrap_servers="a:99999").stream("orders")}, InvalidUrlError),
         ({"source": KafkaCluster(bootstrap_servers="a:9092").stream()}, InvalidUrlError),
-        ({"table": DeltaLake(root="/lake").table("")}, InvalidOptionError),
         ({"table": DeltaLake(root="")}, InvalidOptionError),
         ({"translator": WithPartitions()}, InvalidOptionError),
         ({"source": StreamFile(path="x.ss").stream("orders"), "mode": "load_balanced"}, InvalidOptionError),
@@ -219,6 +218,24 @@ def test_what_can_be_seen_to_be_wrong_is_refused_at_once(options: dict[str, Any]
 )
 def test_a_lake_is_laid_out_as_dagster_deltalake_does_it(lake: Any, prefix: list[str], expected: str) -> None:
     assert plain_asset(table=lake, spec=dg.AssetSpec([*prefix, "orders"])).declared.ingestion.table == expected
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "_delta_log", "a/b", "a\\b", "a\nb", "a\x85b", "%2e%2e", "x" * 256], ids=ascii
+)
+def test_a_name_that_is_not_that_of_one_folder_selects_no_table(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = DeltaLake(root=dg.EnvVar("T_LAKE"))
+    for select in (
+        lambda: lake.table(name),
+        lambda: lake.table("orders", schema=name),
+        lambda: lake.table_of(dg.AssetKey(["sales", name])),
+        lambda: lake.table_of(dg.AssetKey([name, "orders"])),
+    ):
+        with pytest.raises(InvalidOptionError):
+            select()
+    monkeypatch.setenv("T_NAME", name or " ")
+    with pytest.raises(InvalidOptionError):
+        _ = DeltaLake(root="/lake").table(dg.EnvVar("T_NAME")).path
 
 
 @pytest.mark.parametrize(
