@@ -5,10 +5,12 @@ import logging
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
 from fnmatch import fnmatchcase
 from functools import cache, partial
 from importlib import import_module
+from itertools import islice
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import dagster as dg
@@ -22,6 +24,7 @@ from stream_assets.asset import StreamAsset, stream_asset
 from stream_assets.catalogs import CatalogTable, HiveMetastore, TableCatalog, UnityCatalog
 from stream_assets.definitions_builder import stream_definitions
 from stream_assets.formats import FORMATS
+from stream_assets.found_streams import conflicting
 from stream_assets.resources import (
     DeltaLake,
     KafkaCluster,
@@ -30,20 +33,23 @@ from stream_assets.resources import (
     SparkSessionResource,
     StreamConnection,
     StreamFile,
+    StreamLocation,
 )
 from stream_assets.stream_to_table import OPTIONS as ALWAYS_SET
 from stream_assets.translator import StreamTranslator, StreamTranslatorData
-from stream_consumers.consumer import MeasurableConsumer
-from stream_consumers.create import create_consumer
+from stream_consumers.backend import find_backend
 from stream_consumers.display import shortened
-from stream_consumers.errors import InvalidOptionError, StreamAssetsError, UnsupportedError
-from stream_consumers.options import ConsumerMode
+from stream_consumers.errors import InvalidOptionError, StreamAssetsError, log_text
+from stream_consumers.messages import INTERNAL_KEY
 from stream_consumers.urls import StreamUrl
 
 CONNECTIONS: dict[str, type[Any]] = {"kafka": KafkaCluster, "redis": RedisServer, "file": StreamFile}
 OPTIONS: dict[str, type[Any]] = {**ALWAYS_SET, "keys": Keys}
 TEMPLATE_MARK = re.compile(r"\{[{%#]")
 """What begins an expression, a statement or a comment of Jinja."""
+_CONFLICT = "another stream or asset has the same name, key or table"
+_PLAIN_STREAM = "stream"
+"""The name of a stream that is valid everywhere."""
 _SHOWN = 100
 _log = logging.getLogger(__name__)
 CATALOGS: dict[str, type[Any]] = {"unity": UnityCatalog, "hive": HiveMetastore}
@@ -577,33 +583,61 @@ class StreamIngestionComponent(dg.Component, dg.Resolvable):
         Raises:
             InvalidOptionError: an entry is wrong, or the broker cannot list the streams of a pattern.
         """
-        return stream_definitions(list(self._assets()))
+        return stream_definitions(self._assets())
 
-    def _assets(self) -> Iterator[StreamAsset]:
-        taken = {name for entry in self.streams for name in entry.names}
+    def _assets(self) -> Sequence[StreamAsset]:
+        named: list[StreamAsset] = []
         for index, entry in enumerate(self.streams):
-            try:
-                for names in self._streams_of(entry, taken):
-                    taken.update(names)
-                    yield self._asset(entry, names)
-            except StreamAssetsError as error:
-                label = f"streams[{index}] ({entry.pattern or ', '.join(entry.names)})"
-                raise InvalidOptionError(f"{label}: {error.what}", remedy=error.remedy) from error
+            if entry.pattern is None:
+                with self._labelled(index):
+                    named.append(self._asset(entry, entry.names))
+        taken = {stream for asset in named for stream in asset.streams}
+        found: dict[StreamAsset, str] = {}
+        listed: Sequence[str] | None = None
+        for index, entry in enumerate(self.streams):
+            if entry.pattern is not None:
+                with self._labelled(index):
+                    listed = self._all_streams() if listed is None else listed
+                    streams = [one for one in listed if fnmatchcase(one, entry.pattern) and one not in taken]
+                    taken.update(streams)
+                    found |= dict.fromkeys(self._found_assets(entry, streams), entry.pattern)
+        left_out = conflicting(named, list(found))
+        for pattern in dict.fromkeys(found.values()):
+            of_pattern = (asset for asset in found if found[asset] == pattern and asset in left_out)
+            _warn(pattern, {stream: _CONFLICT for asset in of_pattern for stream in asset.streams})
+        return [*named, *(asset for asset in found if asset not in left_out)]
 
-    def _streams_of(self, entry: StreamEntry, taken: Collection[str]) -> Sequence[tuple[str, ...]]:
-        """Return the streams of each asset of an entry."""
-        if entry.pattern is None:
-            return [entry.names]
-        found = [name for name in self._all_streams() if fnmatchcase(name, entry.pattern) and name not in taken]
-        # Whoever may create a stream chooses its name, and Dagster renders the key of an asset once more.
-        if unsafe := [name for name in found if TEMPLATE_MARK.search(name)]:
-            _log.warning(
-                "%d streams that match the pattern %s have no asset, because their names are templates, like %s",
-                len(unsafe),
-                entry.pattern,
-                shortened(ascii(unsafe[0]), _SHOWN),
-            )
-        return [(name,) for name in found if name not in unsafe]
+    @contextmanager
+    def _labelled(self, index: int) -> Iterator[None]:
+        """Name the entry in errors within the context."""
+        try:
+            yield
+        except StreamAssetsError as error:
+            entry = self.streams[index]
+            label = f"streams[{index}] ({entry.pattern or ', '.join(entry.names)})"
+            raise InvalidOptionError(f"{label}: {error.what}", remedy=error.remedy) from error
+
+    def _found_assets(self, entry: StreamEntry, streams: Sequence[str]) -> Sequence[StreamAsset]:
+        """Return the assets of the streams of a pattern; a stream whose name allows none is left out.
+
+        Raises:
+            Exception: the entry is wrong, whatever a stream is called.
+        """
+        assets: list[StreamAsset] = []
+        left_out: dict[str, str] = {}
+        for stream in streams:
+            # Dagster renders the key of an asset once more.
+            if TEMPLATE_MARK.search(stream):
+                left_out[stream] = "the name is a template"
+                continue
+            try:
+                assets.append(self._asset(entry, (stream,)))
+            except Exception as error:  # noqa: BLE001 - also an error of Dagster, or of a translator of the user
+                left_out[stream] = log_text(error)
+        if left_out and not assets:
+            self._asset(entry, (_PLAIN_STREAM,))
+        _warn(str(entry.pattern), left_out)
+        return assets
 
     def _asset(self, entry: StreamEntry, names: Sequence[str]) -> StreamAsset:
         defaults = self.defaults or StreamOptions()
@@ -652,17 +686,13 @@ class StreamIngestionComponent(dg.Component, dg.Resolvable):
             StreamAssetsError: the broker reports an error.
         """
         if isinstance(self.connection, StreamUrl):
-            url, client = self.connection.with_streams(["*"]), None
+            location = StreamLocation(str(self.connection))
         else:
-            everything = self.connection.stream("*")
-            url, client = everything.url, everything.client
-        with create_consumer(url, mode=ConsumerMode.REAL_TIME, live=False, client=client) as consumer:
-            if not isinstance(consumer, MeasurableConsumer):
-                raise UnsupportedError(
-                    f"the streams of {url.with_streams([])} cannot be listed without reading all messages",
-                    remedy="Name the streams with stream: instead of pattern:.",
-                )
-            return sorted({shard.stream for shard in consumer.ends()})
+            location = self.connection.stream()
+        url, client = location.url, location.client
+        backend = find_backend(url.protocol)
+        backend.check(url, client)
+        return sorted(set(backend.streams(url, client)) - {INTERNAL_KEY})
 
 
 @cache
@@ -693,6 +723,18 @@ class _ChangedTranslator(StreamTranslator):
 
     def get_stream_spec(self, data: StreamTranslatorData, stream: str) -> dg.AssetSpec:
         return self._base.get_stream_spec(data, stream)
+
+
+def _warn(pattern: str, left_out: Mapping[str, str]) -> None:
+    """Log how many streams of a pattern have no asset, with the reason of one of them."""
+    for stream, reason in islice(left_out.items(), 1):
+        _log.warning(
+            "%d streams that match the pattern %s have no asset, like %s: %s",
+            len(left_out),
+            pattern,
+            shortened(ascii(stream), _SHOWN),
+            reason,
+        )
 
 
 def _unchanged(batch: Any) -> Any:

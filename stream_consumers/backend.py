@@ -13,6 +13,7 @@ used.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -160,6 +161,22 @@ class Backend(ABC):
             StreamAssetsError: the backend raised an error.
         """
         raise _no_batches(url)
+
+    def streams(self, url: StreamUrl, client: ClientConfig) -> Collection[str]:
+        """Return the keys of all streams at the location of a URL, without asking for anything else about them.
+
+        Args:
+            url: the location; its streams do not matter.
+            client: configuration of the broker's client.
+
+        Raises:
+            UnsupportedError: the backend cannot list its streams.
+            StreamAssetsError: the backend raised an error.
+        """
+        raise UnsupportedError(
+            f"the streams of {url.with_streams([])} cannot be listed without reading all messages",
+            remedy="Name the streams.",
+        )
 
     def shown_sequence(self, sequence: int) -> int:
         """Return an int that prints the sequence in this backend's own notation; a plain number by default."""

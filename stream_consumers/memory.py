@@ -10,7 +10,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -501,6 +501,12 @@ class MemoryStreams(Backend):
     batch_modes = Modes(
         of="batches of memory", available=(ConsumerMode.RESUMABLE,), host_groups={ConsumerMode.RESUMABLE: "r"}
     )
+
+    def streams(self, url: StreamUrl, client: ClientConfig) -> Collection[str]:
+        """See :meth:`stream_consumers.backend.Backend.streams`."""
+        broker = memory_broker(url)
+        with broker.changed:
+            return {shard.stream for shard in broker.messages}
 
     def open_consumer(self, url: StreamUrl, options: ConsumerOptions) -> Consumer:
         """See :meth:`stream_consumers.backend.Backend.open_consumer`."""

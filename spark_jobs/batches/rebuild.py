@@ -97,6 +97,11 @@ _ONE_SEQUENCE = ("", ConsumerMode.RESUMABLE.value, ConsumerMode.REAL_TIME.value)
 _log = logging.getLogger(__name__)
 
 
+def staging_path(table: str) -> str:
+    """Return the path of the staging table of a table, which is in the same folder."""
+    return f"{table.rstrip('/')}_rebuild"
+
+
 def staging_of(ingestion: Ingestion) -> Ingestion:
     """Return the ingestion into the staging table, which is beside the table.
 
@@ -106,7 +111,7 @@ def staging_of(ingestion: Ingestion) -> Ingestion:
     """
     properties = {**ingestion.layout.properties, STAGING: ingestion.group, OPTIONS: _options_of(ingestion)}
     layout = replace(ingestion.layout, catalog_table=None, properties=properties)
-    return replace(ingestion, table=f"{ingestion.table.rstrip('/')}_rebuild", layout=layout, shard=None)
+    return replace(ingestion, table=staging_path(ingestion.table), layout=layout, shard=None)
 
 
 def _options_of(ingestion: Ingestion) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from stream_consumers.backend import Backend, ConsumerOptions
 from stream_consumers.batches import BatchSource, Membership
 from stream_consumers.client_config import ClientConfig
@@ -33,6 +35,15 @@ class KafkaStreams(Backend):
         """See :meth:`stream_consumers.backend.Backend.check`."""
         url.check_servers()
         check_client_options(client)
+
+    def streams(self, url: StreamUrl, client: ClientConfig) -> Collection[str]:
+        """See :meth:`stream_consumers.backend.Backend.streams`.
+
+        Raises:
+            BrokerUnavailableError, AccessDeniedError, BrokerError: the broker does not answer, or refuses.
+        """
+        with KafkaBrokers(url, client) as cluster:
+            return cluster.topic_names()
 
     def producer_client_config(self, client: ClientConfig) -> ClientConfig:
         """See :meth:`stream_consumers.backend.Backend.producer_client_config`; drops consumer settings."""

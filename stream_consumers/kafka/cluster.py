@@ -67,6 +67,8 @@ REQUEST_SECONDS = 10.0
 POLL_SECONDS = 0.05
 # Seconds without any broker; not fewer, because only a later address of a host name may have a broker.
 MIN_DOWN_SECONDS = 1.0
+INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+"""The topics in which the brokers of each cluster keep their own state."""
 # The client's type hints lack these names.
 _SPECS: Any = vars(kafka_admin)["OffsetSpec"]
 _RESOURCE: Any = vars(kafka_admin)["ConfigResource"]
@@ -201,6 +203,15 @@ class KafkaBrokers(ClosesOnExit):
                     raise
                 time.sleep(POLL_SECONDS)
 
+    def topic_names(self) -> Sequence[str]:
+        """Return the names of all topics that this client may see, except those that are internal in each cluster.
+
+        Raises:
+            BrokerUnavailableError, AccessDeniedError, BrokerError: the broker does not answer, or refuses.
+        """
+        found = self._answer(lambda left: self._admin.list_topics(timeout=left), lambda: "the topics")
+        return [name for name in found.topics if name not in INTERNAL_TOPICS]
+
     def all_topics(self) -> Mapping[str, Topic]:
         """Return all topics that this client may see, except the internal ones of the brokers.
 
@@ -208,11 +219,11 @@ class KafkaBrokers(ClosesOnExit):
             BrokerUnavailableError, AccessDeniedError, BrokerError: the broker does not answer, or refuses.
         """
         for is_last in (False, False, True):
-            listed = self._answer(lambda left: self._admin.list_topics(timeout=left), lambda: "the topics").topics
+            listed = self.topic_names()
             if not listed:
                 return {}
             try:
-                found = self._described(list(listed))
+                found = self._described(listed)
             except StreamNotFoundError:
                 # A topic was deleted in between.
                 if is_last:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from contextlib import closing
+
 from stream_consumers.backend import Backend, ConsumerOptions
 from stream_consumers.batches import BatchSource, Membership
 from stream_consumers.client_config import ClientConfig
@@ -44,6 +47,15 @@ class RedisStreams(Backend):
         """See :meth:`stream_consumers.backend.Backend.check`."""
         url.check_servers()
         check_redis_options(client)
+
+    def streams(self, url: StreamUrl, client: ClientConfig) -> Collection[str]:
+        """See :meth:`stream_consumers.backend.Backend.streams`.
+
+        Raises:
+            BrokerUnavailableError, AccessDeniedError: the server returned an error.
+        """
+        with closing(RedisConnection(url, client)) as server:
+            return {shard.stream for shard in server.shards_by_key().values()}
 
     def open_consumer(self, url: StreamUrl, options: ConsumerOptions) -> Consumer:
         """See :meth:`stream_consumers.backend.Backend.open_consumer`."""

@@ -232,9 +232,13 @@ class RedisConnection:
                 entries=length,
             )
 
-    def _look_up_all(self) -> None:
+    def shards_by_key(self) -> Mapping[bytes, Shard]:
+        """Return the keys of all streams of the database, each with the shard that it would be."""
         with self.explained("looking for the streams"):
-            found = {key: shard_of(key) for key in self.connection.scan_iter(count=PAGE_SIZE, _type="STREAM")}
+            return {key: shard_of(key) for key in self.connection.scan_iter(count=PAGE_SIZE, _type="STREAM")}
+
+    def _look_up_all(self) -> None:
+        found = self.shards_by_key()
         numbered = {key: shard for key, shard in found.items() if is_numbered(key, shard)}
         streams = {shard.stream for shard in numbered.values()}
         # If a stream has numbered keys, its plain key is not a shard.
