@@ -128,6 +128,8 @@ def test_airflow_runs_the_dags_of_the_example_and_shows_them(tmp_path: Path, sho
 
 def look(page: Browser, airflow: Standalone) -> None:
     (asset,) = airflow.ask("assets?name_pattern=order_messages")["assets"]
+    page.open(airflow.address)
+    page.driver.add_cookie({"name": "_token", "value": airflow.token})
     page.open(f"{airflow.address}/assets/{asset['id']}")
     page.see("order_messages", "orders_on_arrival")
     page.picture("airflow-asset")
