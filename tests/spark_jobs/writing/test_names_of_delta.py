@@ -112,14 +112,15 @@ def test_undeclared_fields_become_no_columns_of_a_table_with_deletion_vectors(
 
 @pytest.mark.parametrize("transform", [None, lambda batch: batch])
 def test_a_column_that_a_table_has_already_keeps_its_values(
-    spark: SparkSession, folder: Path, url: StreamUrl, transform: Any
+    spark: SparkSession, folder: Path, url: StreamUrl, registry: Registry, transform: Any
 ) -> None:
     what = made(folder, Json("id BIGINT"), transform=transform)
     ingest(spark, url, what, {"id": 1})
     spark.sql(f"ALTER TABLE delta.`{what.table}` ADD COLUMNS (filePath BIGINT)")
     ingest(spark, url, what, {"id": 2, "filePath": 5})
     ingest(spark, url, replace(what, decoder=Json("id BIGINT, filePath BIGINT")), {"id": 3, "filePath": 6})
-    assert [row["filePath"] for row in rows(spark, what)] == [None, 5, 6]
+    ingest(spark, url, replace(what, decoder=of_registry(registry)), message(registry, {"id": 4, "filePath": 7}))
+    assert [row["filePath"] for row in rows(spark, what)] == [None, 5, 6, 7]
 
 
 @pytest.mark.parametrize("keys", [Keys(["id"]), None], ids=["keyed", "plain"])
