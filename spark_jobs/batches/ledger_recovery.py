@@ -102,6 +102,8 @@ def commit_positions(source: BatchSource, ingestion: Ingestion, state: LedgerSta
         streams: the streams of the source; the group may have others.
     """
     positions = ingestion.own(state.positions, streams)
+    if state.resume is not None:
+        source.remember(state.resume)
     metadata = commit_metadata(ingestion.ledger().app, state, positions)
     source.commit(ingestion.group, positions, metadata=metadata)
 

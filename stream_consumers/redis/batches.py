@@ -54,7 +54,7 @@ from stream_consumers.redis.entries import (
 )
 from stream_consumers.redis.group import RedisGroup
 from stream_consumers.redis.scripts import MEASURE_RANGE
-from stream_consumers.redis.server import RedisConnection, StreamFacts
+from stream_consumers.redis.server import Look, RedisConnection, StreamFacts
 from stream_consumers.urls import StreamUrl
 
 SCAN_PAGE_SIZE = 4096
@@ -298,11 +298,12 @@ class RedisBatchSource(BatchSource):
         self._mode = choice(ConsumerMode, mode, option="mode")
         self.server = RedisConnection(url, client)
         self._extents: dict[Shard, Extent] = {}
-        # The facts of the last extents() or plan().
+        # The newest facts.
         self._facts: dict[Shard, StreamFacts] = {}
-        self._position_facts: dict[Shard, dict[int, PositionFacts]] = {}
-        # The positions whose facts a batch has recorded; other facts do not count what was removed before.
-        self._recorded: set[tuple[Shard, int]] = set()
+        # The facts at the positions that the ledger has.
+        self._recorded: dict[Shard, tuple[int, PositionFacts]] = {}
+        # The facts at other positions as of the first look at them, which do not count what was removed before.
+        self._assumed: dict[Shard, tuple[int, PositionFacts]] = {}
 
     def set_request_timeout(self, seconds: float) -> None:
         """See :meth:`stream_consumers.batches.BatchSource.set_request_timeout`."""
@@ -329,9 +330,9 @@ class RedisBatchSource(BatchSource):
             # If a stream was never read, entries that are already removed do not count as lost.
             first = self.first(shard, extent) if shard.stream in begun else extent.start
             position = resume.positions.get(shard, first)
-            if self._facts_at(shard, position) is None:
-                self._set_added_before(shard, position)
-                if shard in resume.positions and 0 < position < extent.end and self._facts_at(shard, position):
+            if self._facts_at(shard, position) is None and (now := self._facts_before(shard, position)) is not None:
+                self._assumed[shard] = (position, now)
+                if shard in resume.positions and 0 < position < extent.end:
                     _log.warning(
                         "the ledger does not have the number of entries that were added to %s before %d: entries that "
                         "are already removed unread are not detected, only entries that are removed from now on",
@@ -351,32 +352,34 @@ class RedisBatchSource(BatchSource):
         return any(now is None or sequence_after(now.last) != extent.end for now, extent in zip(grown, ends))
 
     def remember(self, resume: Resume) -> None:
-        """See :meth:`stream_consumers.batches.BatchSource.remember`; stores the facts at each position."""
-        for shard, (position, known) in position_facts_in(resume.hint).items():
-            self._set_facts(shard, position, known)
-            self._recorded.add((shard, position))
-
-    def _set_added_before(self, shard: Shard, position: int) -> None:
-        """Set the facts at a position, if the server counts; entries that are already removed count as recorded."""
-        facts = self._facts[shard]
-        if facts.added is None or facts.removed is None:
-            return
-        if position <= 0:
-            self._set_facts(shard, position, PositionFacts(0, 0, 0))
-            return
-        if position >= facts.end:
-            added = facts.added
-        elif facts.first_or_end >= position:
-            added = facts.removed
-        else:
-            added = facts.added - self.server.count(shard, position, facts.end)
-        self._set_facts(shard, position, PositionFacts(added, facts.deleted, facts.removed))
-
-    def _set_facts(self, shard: Shard, position: int, known: PositionFacts) -> None:
-        self._position_facts.setdefault(shard, {})[position] = known
+        """See :meth:`stream_consumers.batches.BatchSource.remember`; stores the facts at the positions."""
+        self._recorded |= position_facts_in(resume.hint)
 
     def _facts_at(self, shard: Shard, position: int) -> PositionFacts | None:
-        return self._position_facts.get(shard, {}).get(position)
+        places = (known.get(shard, (None, None)) for known in (self._recorded, self._assumed))
+        return next((facts for place, facts in places if place == position), None)
+
+    def _look(self, shard: Shard, position: int) -> Look:
+        look = self.server.look(shard, position, self._facts[shard])
+        self._facts[shard] = look.facts
+        return look
+
+    def _facts_before(self, shard: Shard, position: int) -> PositionFacts | None:
+        """Return the facts at a position, if the server counts; entries that are already removed count as recorded.
+
+        An entry that was deleted since the last facts may have been one after the position, so it counts as not
+        recorded.
+        """
+        before = self._facts[shard]
+        if before.added is None or before.removed is None:
+            return None
+        if position <= 0:
+            return PositionFacts(0, 0, 0)
+        facts, _, held = self._look(shard, position)
+        added = (facts.added or 0) - held
+        if facts.first_or_end > position or (facts.deleted or 0) >= position:
+            added -= max(0, (facts.removed or 0) - before.removed)
+        return PositionFacts(added, before.deleted, before.removed)
 
     def hint(
         self, positions: Mapping[Shard, int], known: Mapping[str, object] | None = None
@@ -384,9 +387,7 @@ class RedisBatchSource(BatchSource):
         """See :meth:`stream_consumers.batches.BatchSource.hint`; entries already removed do not count as lost."""
         places = dict(position_facts_in(known))
         for shard, position in positions.items():
-            if shard in self._facts:
-                self._set_added_before(shard, position)
-            if (now := self._facts_at(shard, position)) is not None:
+            if shard in self._facts and (now := self._facts_before(shard, position)) is not None:
                 places[shard] = (position, now)
         return hint_with_facts(None, places)
 
@@ -401,7 +402,7 @@ class RedisBatchSource(BatchSource):
         only the highest id, so the range of several deleted entries may contain existing ones. With an older server,
         losses are unknown.
         """
-        losses = {shard: self._loss(shard, gap.start, self._facts.get(shard)) for shard, gap in gaps.items()}
+        losses = {shard: self._loss(shard, gap.start) for shard, gap in gaps.items()}
         return {shard: loss.id_range for shard, loss in losses.items() if loss is not None}
 
     def maybe_lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
@@ -413,7 +414,7 @@ class RedisBatchSource(BatchSource):
         lost: dict[Shard, Range] = {}
         for shard, gap in gaps.items():
             facts = self._facts.get(shard)
-            if facts is not None and facts.added is not None and (shard, gap.start) in self._recorded:
+            if facts is not None and facts.added is not None and gap.start == self._recorded.get(shard, (None,))[0]:
                 lost |= self.lost({shard: gap})
                 continue
             end = gap.end if facts is None else max(facts.first_or_end, (facts.deleted or 0) + 1)
@@ -422,48 +423,38 @@ class RedisBatchSource(BatchSource):
                 lost[shard] = part
         return lost
 
-    def _loss(self, shard: Shard, position: int, facts: StreamFacts | None) -> Loss | None:
+    def _loss(self, shard: Shard, position: int) -> Loss | None:
         """Return the entries removed after a position that are not recorded as lost."""
-        known = self._facts_at(shard, position)
+        known, facts = self._facts_at(shard, position), self._facts.get(shard)
         if facts is None or facts.added is None or known is None:
             return None
-        since = facts.added - known.added
-        if facts.first_or_end >= position:
-            entries = since - facts.length
-        elif known.removed is not None and (facts.deleted or 0) < position:
+        if known.removed is not None and facts.first_or_end < position and (facts.deleted or 0) < position:
             return None
-        else:
-            # Older entries exist, so the missing entries were deleted one by one.
-            entries = since - self.server.count(shard, position, facts.end)
-            # Entries that were deleted during the count are among the missing ones.
-            facts = self.server.facts(shard) or facts
-        if entries <= 0:
+        facts, least, most = self._look(shard, position)
+        since, deleted = (facts.added or 0) - known.added, facts.deleted or 0
+        if since <= least:
             return None
-        deleted = facts.deleted or 0
-        if entries == 1 and known.deleted is not None and max(known.deleted, position - 1) < deleted:
+        is_new = known.deleted is not None and deleted > max(known.deleted, position - 1)
+        if since - least == since - most == 1 and is_new:
             return Loss(1, Range(deleted, deleted + 1))
-        end = max(facts.first_or_end, deleted + 1)
+        entries, end = max(0, since - most), max(facts.first_or_end, deleted + 1)
         if end > position:
             return Loss(entries, Range(position, end))
         # Members in claim mode have passed the missing entries. Only the last deleted one is known.
         return Loss(entries, Range(deleted, position) if known.removed is None else Range(position, facts.end))
 
-    def _contradicts(
-        self, shard: Shard, position: int, known: PositionFacts, facts: StreamFacts, *, since: int
-    ) -> bool:
-        """Return whether the facts cannot follow from the known ones, with ``since`` entries added in between."""
-        deleted, before = facts.deleted or 0, None if known.removed is None else known.deleted
-        if before is not None and deleted < before >= position:
+    def _contradicts(self, shard: Shard, position: int, known: PositionFacts) -> bool:
+        """Return whether the stream cannot have these facts at a position."""
+        facts, before = self._facts[shard], None if known.removed is None else known.deleted
+        if before is not None and (facts.deleted or 0) < before >= position:
             return True  # Redis never lowers the highest deleted id.
-        if facts.first_or_end >= position:
-            held = facts.length
-        elif deleted >= position:
-            held = self.server.count(shard, position, facts.end)
-        else:
-            return since < 0  # If the server has lost the newest entries, the last one that was read is missing.
+        if facts.first_or_end < position and (facts.deleted or 0) < position:
+            # If the server has lost the newest entries, the last one that was read is missing.
+            return (facts.added or 0) < known.added
+        facts, least, _ = self._look(shard, position)
         # An entry after the position was deleted since, in addition to those that exist.
-        is_one_deleted = before is not None and deleted >= max(position, before + 1)
-        return since < held + is_one_deleted
+        is_one_deleted = before is not None and (facts.deleted or 0) >= max(position, before + 1)
+        return (facts.added or 0) - known.added < least + is_one_deleted
 
     def recreated(self, positions: Mapping[Shard, int]) -> frozenset[Shard]:
         """Return shards whose counts contradict those of an earlier batch.
@@ -473,12 +464,10 @@ class RedisBatchSource(BatchSource):
         its newest entries counts on from fewer. Only Redis 7 counts.
         """
         found = set()
-        for shard in positions:
-            facts, places = self._facts.get(shard), self._position_facts.get(shard, {})
-            if facts is None or facts.added is None:
-                continue
-            for position, known in places.items():
-                if self._contradicts(shard, position, known, facts, since=facts.added - known.added):
+        for known in (self._recorded, self._assumed):
+            for shard in positions.keys() & known.keys():
+                facts = self._facts.get(shard)
+                if facts is not None and facts.added is not None and self._contradicts(shard, *known[shard]):
                     found.add(shard)
         return frozenset(found)
 
@@ -528,7 +517,7 @@ class RedisBatchSource(BatchSource):
                     f"{shard} of {self.url} was deleted or truncated during planning", remedy="Run again to see why."
                 )
             self._facts[shard] = facts
-            loss = self._loss(shard, scans[shard].gap.start, facts)
+            loss = self._loss(shard, scans[shard].gap.start)
             if loss is not None:
                 losses[shard] = loss
         return losses
@@ -560,7 +549,6 @@ class RedisBatchSource(BatchSource):
             if before is not None and scan.position < facts.end:
                 added = before.added + scan.count + (losses[shard].entries if shard in losses else 0)
             places[shard] = (scan.position, PositionFacts(added, facts.deleted, facts.removed))
-            self._set_facts(shard, *places[shard])
         return places
 
     def count(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, int]:

@@ -31,7 +31,7 @@ from stream_consumers.redis.client import claim_policy
 from stream_consumers.redis.entries import id_before, quoted_words, sequence_after, to_id, to_sequence
 from stream_consumers.redis.group import CLAIM_MODE_SENTINEL, NOW, START, GroupFacts, PendingEntry, RedisGroup
 from stream_consumers.redis.scripts import CLAIM_NEW, COUNT_AS_READ, RELEASE, REMOVE_CONSUMER, TAKE_OVER, TIME, TOUCH
-from stream_consumers.redis.server import PAGE_SIZE, RedisConnection, StreamFacts
+from stream_consumers.redis.server import LOOK_TRIES, PAGE_SIZE, Look, RedisConnection, StreamFacts
 from stream_consumers.urls import StreamUrl
 
 CLAIM_PAGE_SIZE = 4096
@@ -375,23 +375,29 @@ class RedisClaims(ClosesOnExit):
             group = groups[shard]
             if group is None or facts.added is None:
                 continue
-            position, deleted = group.position, facts.deleted or 0
-            first = facts.end if facts.first is None else facts.first
-            if first >= position:
-                start, end, unread = position, first if first > position else facts.end, facts.length
-            elif facts.end == position or deleted >= position:
-                # Single entries were deleted; only the last one is known.
-                start, end = min(position, deleted), max(position, deleted + 1)
-                unread = self.server.count(shard, position, facts.end)
+            # Other members may have moved the group between the two replies, so a loss is looked at again.
+            held = facts.held_from(group.position)
+            if held is None:
+                may_lack = (facts.deleted or 0) >= group.position
             else:
+                may_lack = _trimmed(group, Look(facts, held, held), is_written=shard in written) is not None
+            if not may_lack:
                 continue
-            read = _counted(facts, group, unread)
-            if read is None and not (shard in written and _may_be_removed(facts, position)):
-                continue
-            entries = facts.added - (read or 0) - unread
-            if entries > 0:
-                found[shard] = TrimmedEntries(start, end, entries, read, position)
+            at = self._look(shard)
+            if at is not None and (trimmed := _trimmed(*at, is_written=shard in written)) is not None:
+                found[shard] = trimmed
         return found
+
+    def _look(self, shard: Shard) -> tuple[GroupFacts, Look] | None:
+        """Return the facts about a group and its stream at one moment; ``None`` if members move it all the time."""
+        for _ in range(LOOK_TRIES):
+            group, facts = self.group.facts(shard), self.server.facts(shard)
+            if group is None or facts is None:
+                return None
+            look, again = self.server.look(shard, group.position, facts), self.group.facts(shard)
+            if again is not None and (again.delivered, again.read) == (group.delivered, group.read):
+                return group, look
+        return None
 
     def count_reads(self, written: Collection[Shard] = ()) -> None:
         """Make the server count the entries that the group reads, if its count is unknown or too high.
@@ -403,12 +409,15 @@ class RedisClaims(ClosesOnExit):
         # Read groups before streams: an entry that is delivered in between must not make the count appear too high.
         groups = self.group.facts_of(self.shards)
         for shard, facts in self._facts().items():
-            group = groups[shard]
-            if group is None or facts.added is None or self._reads(shard, facts, group) is not None:
+            seen = groups[shard]
+            if seen is None or facts.added is None or self._reads(shard, facts, seen) is not None:
                 continue
+            if (at := self._look(shard)) is None:
+                continue
+            group, look = at
             counted, read = "" if group.read is None else str(group.read), ""
-            if not (shard in written and _may_be_removed(facts, group.position)):
-                read = str(facts.added - self.server.count(shard, group.position, facts.end))
+            if not (shard in written and _may_be_removed(look.facts, group.position)):
+                read = str((look.facts.added or 0) - look.most)
             # A count that is too high is removed, so that it hides nothing that is trimmed later.
             if read != counted:
                 self._count_as_read(shard, group.position, counted, read)
@@ -601,6 +610,23 @@ class Heartbeat(ClosesOnExit):
 def _may_be_removed(facts: StreamFacts, start: int) -> bool:
     """Return whether entries from a sequence on may be gone: trimming removes the first ones, deleting any."""
     return start < facts.end and (facts.first_or_end > start or (facts.deleted or 0) >= start)
+
+
+def _trimmed(group: GroupFacts, look: Look, *, is_written: bool) -> TrimmedEntries | None:
+    facts, position = look.facts, group.position
+    first, deleted = facts.first_or_end, facts.deleted or 0
+    if first >= position:
+        start, end = position, first if first > position else facts.end
+    elif facts.end == position or deleted >= position:
+        # Single entries were deleted; only the last one is known.
+        start, end = min(position, deleted), max(position, deleted + 1)
+    else:
+        return None
+    read = _counted(facts, group, look.least)
+    if read is None and not (is_written and _may_be_removed(facts, position)):
+        return None
+    entries = (facts.added or 0) - (look.least if read is None else read + look.most)
+    return TrimmedEntries(start, end, entries, read, position) if entries > 0 else None
 
 
 def _counted(facts: StreamFacts, group: GroupFacts, unread: int) -> int | None:

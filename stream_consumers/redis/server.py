@@ -16,6 +16,7 @@ from stream_consumers.client_config import ClientConfig, resolve
 from stream_consumers.display import counted
 from stream_consumers.errors import (
     AccessDeniedError,
+    DataLossError,
     InvalidUrlError,
     StreamAssetsError,
     StreamNotFoundError,
@@ -46,6 +47,8 @@ PAGE_SIZE = 1000
 # XINFO STREAM returns the first and the last entry with their payloads, so a page has few keys.
 FACTS_PAGE_SIZE = 100
 COUNT_PAGE_SIZE = 5000
+# How often entries are counted if other clients remove some meanwhile.
+LOOK_TRIES = 5
 MAX_COUNT_PAGES = 400
 # Entries after a position that are counted one by one at each look at a stream, even if there is a count of the reads.
 EXACT_COUNT = 10_000
@@ -87,6 +90,26 @@ class StreamFacts:
     def removed(self) -> int | None:
         """The number of trimmed or deleted entries; ``None`` before Redis 7."""
         return None if self.added is None else self.added - self.length
+
+    def held_from(self, position: int) -> int | None:
+        """Return the number of entries from a position on; ``None`` if they have to be counted."""
+        if self.first_or_end >= position:
+            return self.length
+        return 0 if position >= self.end else None
+
+
+class Look(NamedTuple):
+    """A stream at one moment.
+
+    Args:
+        facts: the facts at that moment.
+        least: the least number of entries that it had from a position on.
+        most: the greatest number; not the same only if other clients removed entries during each count.
+    """
+
+    facts: StreamFacts
+    least: int
+    most: int
 
 
 class StreamProgress(NamedTuple):
@@ -365,6 +388,55 @@ class RedisConnection:
             found, pages = found + count, pages + 1
             place = None if are_all else f"({last.decode()}"
         return found
+
+    def look(self, shard: Shard, position: int, facts: StreamFacts) -> Look:
+        """Return the facts about a stream and the number of its entries from a position on, at one moment.
+
+        Whether entries are missing follows from both. If they were of two moments, entries that another client removes
+        in between would appear to be missing in one and not in the other.
+
+        Args:
+            shard: the shard.
+            position: the first sequence.
+            facts: the facts that are known; newer ones are used if entries have to be counted.
+
+        Raises:
+            DataLossError: the stream was deleted.
+        """
+        if (held := facts.held_from(position)) is not None:
+            return Look(facts, held, held)
+        for _ in range(LOOK_TRIES - 1):
+            look = self._look(shard, position)
+            if look.least == look.most:
+                return look
+        return self._look(shard, position)
+
+    def _look(self, shard: Shard, position: int) -> Look:
+        """Count from a position to the end, between facts about the stream.
+
+        The server usually runs the commands of a pipeline without others in between, and the facts show whether it did.
+        """
+        key, found, first = self.key(shard), 0, None
+        place = to_id(position)
+        while True:
+            words = [("XINFO STREAM", key), ("EVAL", COUNT, 1, key, place, "+", COUNT_PAGE_SIZE), ("XINFO STREAM", key)]
+            try:
+                before, (count, last, are_all), after = self.replies(words, f"counting entries of {shard}")
+            except StreamNotFoundError as error:
+                raise DataLossError(
+                    f"{shard} of {self.url} was deleted while its entries were counted", remedy="Run again to see why."
+                ) from error
+            begun, facts = _facts(_as_mapping(before)), _facts(_as_mapping(after))
+            first, found = first or begun, found + count
+            if (held := facts.held_from(position)) is not None:
+                return Look(facts, held, held)
+            if are_all:
+                break
+            place = f"({last.decode()}"
+        added = (facts.added or 0) - (begun.added or 0)
+        # While there are entries before the position, only deletions remove later ones.
+        removed = (facts.removed or 0) - (first.removed or 0) if (facts.deleted or 0) >= position else 0
+        return Look(facts, max(0, found - abs(removed)), found + abs(added))
 
     def count_unread(self, shard: Shard, position: int, facts: StreamFacts, read: int | None) -> int:
         """Count the entries from a position on; never 0 while there is one.

@@ -180,53 +180,66 @@ def claims(*, checks: bool = True, least: int = SIZE + 1, seen: bool = False) ->
     return search(Model(init, step, wrong, lambda st: st[0] == SIZE and st[5] == "done"))
 
 
-def going_back(*, contradicts: bool = True, compares: bool = False, size: int = 5, deletions: int = 2) -> Result:
+def going_back(
+    *, contradicts: bool = True, compares: bool = False, joins: bool = False, size: int = 5, deletions: int = 2
+) -> Result:
     """Explore a group that reads by position from a server that goes back once, to a state that it saved before.
 
     A run stops if the stream is another one: fewer messages were added than it knows, or the last one that was read is
     missing although no later one was deleted. It counts the missing messages only if one may be missing. It may count
-    too few: a message that was deleted after it was read looks like one that the server has lost.
+    too few: a message that was deleted after it was read looks like one that the server has lost. Until the server goes
+    back, no run stops, and a single missing message is certain: it is the highest deleted one.
 
     Args:
         contradicts: it also stops if fewer were added since than exist or were deleted after the position.
         compares: that the number of removed messages is as it was shows that none is missing.
+        joins: it counts the messages after the position at a later moment than it asks how many were ever added.
         size: how many messages are added in all.
         deletions: how many are deleted in all.
     """
     # The server: (messages, how many were ever added, the highest deleted one). What it saved, or None. Whether it may
-    # still go back. The next message. The group: (position, known at it, last read), or None if a run has stopped. The
-    # messages that were read or told to be lost; others that were deleted behind the position. How many deletions are
-    # left.
+    # still go back. The next message. The group: (position, known at it, last read, what was looked at before the
+    # count), or None if a run has stopped. The messages that were read or told to be lost; others that were deleted
+    # behind the position. How many deletions are left.
     nothing: frozenset[int] = frozenset()
-    init: State = ((nothing, 0, 0), None, True, 1, (1, (0, 0, 0), 0), nothing, nothing, deletions)
+    init: State = ((nothing, 0, 0), None, True, 1, (1, (0, 0, 0), 0, None), nothing, nothing, deletions)
+
+    def lost_range(position: int, before: int, there: frozenset[int], deleted: int, lost: int) -> frozenset[int]:
+        if lost == 1 and deleted >= max(position, before + 1):
+            return frozenset([deleted])
+        return frozenset(range(position, max(min(there, default=0), deleted + 1)))
 
     def step(st: State) -> Iterator[tuple[str, State]]:
         server, saved, may, new, group, told, untold, left = st
-        held, added, deleted = server
+        held = server[0]
         if group is None:
             return
-        position, known, last = group
-        after = frozenset(x for x in held if x >= position)
-        since, is_deleted = added - known[0], deleted >= max(position, known[1] + 1)
-        is_other = since < 0 or (last and last not in held and deleted < last)
-        is_other = is_other or (contradicts and deleted >= position and since < len(after) + is_deleted)
-        if is_other:
-            yield "a run stops", (server, saved, may, new, None, told, untold, left)
+        position, known, last, looked = group
+        there, added, deleted = looked or server
+        if joins and looked is None:
+            yield "a run looks", (server, saved, may, new, (position, known, last, server), told, untold, left)
         else:
-            removed = added - len(held)
-            is_same = compares and removed == known[2]
-            lost = 0 if deleted < position or is_same else max(0, since - len(after))
-            end = max((*held, position - 1)) + 1
-            read = (end, (added, deleted, removed), max(after, default=last))
-            rest = nothing if lost else untold
-            seen = told | after | (untold - rest)
-            if (read, seen) != (group, told):
-                yield f"a run reads {sorted(after)}, lost {lost}", (server, saved, may, new, read, seen, rest, left)
+            after = frozenset(x for x in held if position <= x <= max((*there, deleted)))
+            since, is_deleted = added - known[0], deleted >= max(position, known[1] + 1)
+            is_other = since < 0 or (last and last not in held and server[2] < last)
+            is_other = is_other or (contradicts and deleted >= position and since < len(after) + is_deleted)
+            removed = added - len(there)
+            if is_other:
+                yield "a run stops", (server, saved, may, new, None, told, untold, left)
+            else:
+                is_same = compares and removed == known[2]
+                lost = 0 if deleted < position or is_same else max(0, since - len(after))
+                read = (max((*after, position - 1)) + 1, (added, deleted, removed), max(after, default=last), None)
+                reported = lost_range(position, known[1], there, deleted, lost) if lost and may else untold
+                rest = untold - reported if lost else untold
+                seen = told | after | (untold - rest)
+                if joins or (read, seen) != (group, told):
+                    yield f"a run reads {sorted(after)}, lost {lost}", (server, saved, may, new, read, seen, rest, left)
         if new <= size:
-            more = (held | {new}, added + 1, deleted)
+            more = (held | {new}, server[1] + 1, server[2])
             yield "a message is added", (more, saved, may, new + 1, group, told, untold, left)
         for x in held if left else ():
-            now = (held - {x}, added, max(deleted, x))
+            now = (held - {x}, server[1], max(server[2], x))
             gone = untold if x in told or x < position else untold | {x}
             yield f"!{x} is deleted", (now, saved, may, new, group, told, gone, left - 1)
         if saved is None:
@@ -235,8 +248,10 @@ def going_back(*, contradicts: bool = True, compares: bool = False, size: int = 
             yield "!it goes back", (saved, saved, False, new, group, told, nothing, left)
 
     def wrong(st: State) -> str | None:
-        group, untold = st[4], st[6]
-        if group is None or not untold or min(untold) >= group[0]:
+        may, group, untold = st[2], st[4], st[6]
+        if group is None:
+            return "a run stops before the server goes back" if may else None
+        if not untold or min(untold) >= group[0]:
             return None
         return f"a run has read on, and {sorted(untold)} were deleted unread"
 
@@ -246,6 +261,7 @@ def going_back(*, contradicts: bool = True, compares: bool = False, size: int = 
 VARIANTS = (
     quick("back", "a server goes back", "PASS", going_back),
     quick("back-removed", "as many removed means that none is missing", "BAD", lambda: going_back(compares=True)),
+    quick("back-joined", "its counts are of two moments", "BAD", lambda: going_back(joins=True)),
     quick("back-trusted", "its counts are believed", "BAD", lambda: going_back(contradicts=False)),
     quick("trusted", "a number that is too high is trusted", "BAD", lambda: claims(checks=False, seen=True)),
     quick("checked", "a number that contradicts the stream counts as unknown", "PASS", claims),

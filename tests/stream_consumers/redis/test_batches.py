@@ -65,6 +65,7 @@ class Reader:
         plan = source.plan(gap, limits=Limits(most), parallelism=1)
         assert plan is not None
         self.position, self.hint = plan.ranges[self.shard].end, plan.hint
+        source.remember(self.resume())
         return plan
 
     def lost(self) -> Mapping[Shard, Range]:
