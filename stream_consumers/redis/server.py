@@ -405,18 +405,23 @@ class RedisConnection:
         """
         if (held := facts.held_from(position)) is not None:
             return Look(facts, held, held)
-        for _ in range(LOOK_TRIES - 1):
+        counted = 0
+        for _ in range(LOOK_TRIES):
             look = self._look(shard, position)
-            if look.least == look.most:
-                return look
-        return self._look(shard, position)
+            counted += look.most
+            if look.least == look.most or counted > MAX_COUNT_PAGES * COUNT_PAGE_SIZE:
+                break
+        return look
 
     def _look(self, shard: Shard, position: int) -> Look:
         """Count from a position to the end, between facts about the stream.
 
         The server usually runs the commands of a pipeline without others in between, and the facts show whether it did.
+        Nothing after the highest deleted entry was removed, so the moment is that of the page with this entry, and only
+        up to then nothing may be removed.
         """
-        key, found, first = self.key(shard), 0, None
+        key, found = self.key(shard), 0
+        pages: list[tuple[int, StreamFacts]] = []
         place = to_id(position)
         while True:
             words = [("XINFO STREAM", key), ("EVAL", COUNT, 1, key, place, "+", COUNT_PAGE_SIZE), ("XINFO STREAM", key)]
@@ -427,16 +432,22 @@ class RedisConnection:
                     f"{shard} of {self.url} was deleted while its entries were counted", remedy="Run again to see why."
                 ) from error
             begun, facts = _facts(_as_mapping(before)), _facts(_as_mapping(after))
-            first, found = first or begun, found + count
+            found += count
+            if not pages:
+                first = begun
             if (held := facts.held_from(position)) is not None:
                 return Look(facts, held, held)
             if are_all:
                 break
             place = f"({last.decode()}"
+            pages.append((sequence_up_to(last.decode()), facts))
+        deleted = facts.deleted or 0
+        moment = next((then for end, then in pages if end >= deleted), facts)
+        found -= (facts.added or 0) - (moment.added or 0)
         added = (facts.added or 0) - (begun.added or 0)
         # While there are entries before the position, only deletions remove later ones.
-        removed = (facts.removed or 0) - (first.removed or 0) if (facts.deleted or 0) >= position else 0
-        return Look(facts, max(0, found - abs(removed)), found + abs(added))
+        removed = (moment.removed or 0) - (first.removed or 0) if deleted >= position else 0
+        return Look(moment, max(0, found - abs(removed)), found + abs(added))
 
     def count_unread(self, shard: Shard, position: int, facts: StreamFacts, read: int | None) -> int:
         """Count the entries from a position on; never 0 while there is one.

@@ -201,6 +201,29 @@ def test_what_is_removed_while_a_position_is_set_is_reported(
         group.check([*added[4:8], added[9]])
 
 
+def test_what_is_trimmed_before_the_position_does_not_blur_a_count_of_many_pages(
+    place: Place, moments: Moments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The only deleted entry after the position is on the first page."""
+    monkeypatch.setattr(server, "COUNT_PAGE_SIZE", 3)
+    monkeypatch.setattr(server, "LOOK_TRIES", 1)
+    is_exact = []
+    for number in moments.each():
+        group, added = begin(place)
+        place.client.xdel(place.stream, "5-1")
+        with RedisBatchSource(place.url) as source:
+            facts = source.server.facts(group.shard)
+            assert facts is not None
+            trim = partial(place.client.xadd, place.stream, {"msg": "{}"}, maxlen=9, approximate=False)
+            with moments.removing(number, trim):
+                look = source.server.look(group.shard, added[3], facts)
+        is_exact.append(look.least == look.most)
+        assert look.facts.added is not None
+        assert look.least <= look.facts.added - 4 <= look.most
+    # Of two pages with three commands each: no trim is allowed during the first, and no new entry after the last count.
+    assert is_exact == [True, False, False, True, True, False, True]
+
+
 @pytest.mark.slow
 def test_a_cluster_is_looked_at_in_one_moment(nodes: list[str]) -> None:
     place = Place(nodes[0], cluster=True)
