@@ -21,7 +21,7 @@ from pyspark.sql.types import BinaryType, DataType, StringType, StructField, Str
 from spark_jobs.decoding.ddl import first_duplicate, folded, is_internal
 from spark_jobs.decoding.decoders import Decoder, header_columns, is_one_column, key_columns
 from spark_jobs.decoding.isolation import decode_here, decode_isolated
-from spark_jobs.decoding.row_size import MAX_ROW_BYTES
+from spark_jobs.decoding.row_size import MAX_ROW_BYTES, spark_bytes
 from spark_jobs.reading.blocks import BlockDecoder
 from spark_jobs.reading.spark_types import (
     arrow_schema,
@@ -38,8 +38,11 @@ from stream_consumers.messages import Shard
 from stream_consumers.options import check_name
 
 HEADERS_DDL = "ARRAY<STRUCT<name: STRING, value: BINARY>>"
-MAX_DRIVER_BYTES = 8 << 20
-"""The driver reads at most this many bytes of decoded messages; executors read larger batches."""
+MAX_DRIVER_BYTES = 32 << 20
+"""The driver reads a batch whose rows need at most this many bytes in Spark; executors read larger ones.
+
+Spark holds all rows of the driver in its heap at once, with copies.
+"""
 
 
 def kept_fields(decoder: Decoder) -> list[StructField]:
@@ -380,7 +383,7 @@ def read_on_driver(
         keeps_payloads: see :func:`read_splits`.
 
     Returns:
-        ``None`` if the decoded messages have more than :data:`MAX_DRIVER_BYTES`.
+        ``None`` if the rows need more than :data:`MAX_DRIVER_BYTES`.
 
     Raises:
         StreamAssetsError: a split cannot be read.
@@ -391,7 +394,7 @@ def read_on_driver(
     size = 0
     for rows in source.decode(blocks, keeps_payloads=keeps_payloads):
         found.append(rows)
-        size += rows.nbytes
+        size += sum(map(spark_bytes, rows.columns))
         if size > MAX_DRIVER_BYTES:
             return None
     messages: Counter[Shard] = Counter()

@@ -24,10 +24,12 @@ from spark_jobs.decoding.isolation import MAX_CRASHES
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.decoding.json_values import variant_problem
 from spark_jobs.reading import source
+from spark_jobs.reading.source import SourceColumns
 from spark_jobs.verify import verify
 from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.errors import DecoderCrashedError, SourceRecreatedError
 from stream_consumers.options import ErrorPolicy, OnBadRows
+from stream_consumers.testing.batch_source_contract import plan_all
 from stream_consumers.urls import StreamUrl
 from tests.support.crashing import HUNGRY, SEGFAULT, Broken, Crashing
 from tests.support.crashing_streams import assert_refused, write_crashing
@@ -105,6 +107,19 @@ def test_large_batches_are_left_to_executors(
     # The driver has begun with it, and so it has decoded something.
     assert not told.was_driver(), "by their bytes"
     assert_each_once(folder / "orders.ss", folder / "t")
+
+
+def test_the_driver_reads_no_more_than_the_heap_of_spark_can_hold(spark: SparkSession, folder: Path) -> None:
+    """Spark needs about a hundred times the bytes that Arrow has for empty objects."""
+    columns = SourceColumns.of(Json("id BIGINT, x ARRAY<STRUCT<a: BOOLEAN>>"))
+    url = f"file://{folder}/orders.ss/orders"
+    for is_read in (True, False):
+        with create_producer(url) as producer:
+            for _ in range(3):
+                producer.send(b'{"id": 1, "x": [%s]}' % b",".join([b"{}"] * 330_000))
+        with open_batch_source(url) as stream:
+            found = source.read_on_driver(plan_all(stream).splits, columns)
+        assert (found is not None) == is_read
 
 
 @pytest.mark.parametrize("driver_records", [pytest.param(0, marks=pytest.mark.slow), IN_DRIVER])
