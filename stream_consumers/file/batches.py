@@ -200,7 +200,9 @@ class FileBatchSource(BatchSource):
         self._path = Path(url.path).absolute()
         self._streams = frozenset(url.required_streams())
         self._segments: list[Segment] = []
-        self._last_end = START
+        # Where an earlier batch of the group ended: the last one of this source, and the one of the hint.
+        self._ends: tuple[Checkpoint | None, Checkpoint | None] = (None, None)
+        self._is_of_other = False
         self._extents: dict[Shard, Extent] = {}
         self._lost: dict[Shard, Range] = {}
         with OpenStreamFile(self._path) as file:
@@ -217,16 +219,17 @@ class FileBatchSource(BatchSource):
         with OpenStreamFile(self._path) as file:
             # The file may have been replaced since it was last read.
             self._header, self._frozen_size = file.header, file.size
-        first, is_unknown = self._first_checkpoint(resume)
+        hinted, is_unknown = self._hinted(resume)
+        first = hinted if hinted is not None and resume is not None and self._is_covered(hinted, resume) else START
         deadline = math.inf if budget_seconds is None else time.monotonic() + budget_seconds
         span = (self._frozen_size - first.offset) // segments.MAX_SEGMENTS
         scan = SegmentScan(first, self._streams, frames=segments.CHECKPOINT_FRAMES, span=span)
-        self._segments, self._last_end = [], first
+        self._segments, self._ends = [], (None, hinted)
         self._tail, self.is_exact = None, True
         with self._scanner(first) as scanner:
             self._segments += scan.segments(self._blocks(scanner, scan, deadline))
             if self.is_exact:
-                damage = scan.open_damage or (_waiting_damage(scan, resume) if resume and first != START else None)
+                damage = scan.open_damage or (_waiting_damage(scan, resume, hinted) if resume and hinted else None)
                 self._tail = self._describe_tail(damage, scanner)
         starts: dict[Shard, int] = {}
         for segment in self._segments:
@@ -305,15 +308,19 @@ class FileBatchSource(BatchSource):
         return self._plan_within(open_gaps, limits, parallelism)
 
     def _plan_within(self, gaps: Mapping[Shard, Range], limits: Limits, parallelism: int) -> BatchPlan:
-        batch = PlannedBatch(gaps, limits, is_next=self._is_next(gaps))
+        batch = PlannedBatch(gaps, limits, is_begun=bool(self._previous_end(gaps)) or self._is_of_other)
         for segment in self._segments_from(gaps):
             if not batch.take(segment):
-                batch.is_full = not all(map(batch.take, self._scan_segments(segment.begin, segment.end.offset)))
+                for part in self._scan_segments(segment.begin, segment.end.offset):
+                    batch.is_full = not batch.take(part)
+                    if batch.is_over:
+                        break
             if batch.is_over:
                 break
         ends = batch.ends if batch.is_full else {shard: gap.end for shard, gap in gaps.items()}
         ranges = {shard: Range(gaps[shard].start, end) for shard, end in sorted(ends.items())}
-        last = self._last_end = batch.parts[-1].end
+        last = batch.parts[-1].end
+        self._ends = (last, self._ends[1])
         hint = {
             "created_at_ms": self._header.created_at_ms,
             "offset": last.offset,
@@ -329,26 +336,31 @@ class FileBatchSource(BatchSource):
         splits = [self._split(parts, {**empty, **ranges}) for parts in _shares(batch, parallelism)]
         return BatchPlan(ranges, splits, batch.records, hint, lost=self.lost(ranges))
 
-    def _is_next(self, gaps: Mapping[Shard, Range]) -> bool:
-        """Return whether an earlier batch of the group is known to end before all gaps."""
-        return self._last_end != START and self._last_end.is_before(gaps)
+    def _previous_end(self, gaps: Mapping[Shard, Range]) -> Checkpoint | None:
+        """Return where an earlier batch ended, if that is before all gaps."""
+        return next((end for end in self._ends if end is not None and end.is_before(gaps)), None)
 
     def _segments_from(self, gaps: Mapping[Shard, Range]) -> Iterator[Segment]:
         """Yield the segments of the last :meth:`extents`, from the last one before all gaps, else all of them.
 
-        They begin earlier if there is damage since the last batch.
+        They begin earlier if there is damage since the last batch. If that was of another file, it is unknown where the
+        last one of this file ended, and they begin with the damage that may be a message of a gap.
         """
         numbers = reversed(range(len(self._segments)))
         first = next((number for number in numbers if self._segments[number].begin.is_before(gaps)), None)
         if first is None:
             yield from self._scan_segments(START, self._end, frames=segments.CHECKPOINT_FRAMES)
             return
-        last = self._last_end
-        if self._is_next(gaps):
-            since = (number for number in range(first) if self._segments[number].end.offset > last.offset)
-            first = next((number for number in since if self._segments[number].has_damage), first)
-        segment = self._segments[first]
-        if segment.begin.offset < last.offset < segment.end.offset and last.is_before(gaps):
+        previous = self._previous_end(gaps)
+        for number, earlier in enumerate(self._segments[:first]):
+            is_since = (
+                earlier.end.offset > previous.offset if previous else self._is_of_other and earlier.may_lack(gaps)
+            )
+            if earlier.has_damage and is_since:
+                first = number
+                break
+        segment, last = self._segments[first], self._ends[0]
+        if last is not None and segment.begin.offset < last.offset < segment.end.offset and last.is_before(gaps):
             # The previous plan ended within this segment.
             yield from self._scan_segments(last, segment.end.offset)
         else:
@@ -425,6 +437,10 @@ class FileBatchSource(BatchSource):
                     last[item.shard] = item
             return {shard: _last_message(item, scanner) for shard, item in last.items()}
 
+    def is_replaced(self, shard: Shard, read: LastMessage, held: LastMessage | None) -> bool:
+        """Return true also if the message is missing, because no message is removed from a file."""
+        return super().is_replaced(shard, read, held) or (held is not None and held.sequence < read.sequence)
+
     def unreadable_tail(self) -> str | None:
         """Describe an unfinished message, or damage after the last one, unchanged for :data:`QUIET_SECONDS`."""
         if self._tail is None or not self._path.exists():
@@ -459,10 +475,8 @@ class FileBatchSource(BatchSource):
             )
         return None
 
-    def _first_checkpoint(self, resume: Resume | None) -> tuple[Checkpoint, bool]:
-        """Return the checkpoint in the hint if the positions and the file are those of its batch, else the start.
-
-        They differ after a RESTORE or a rewind, or if the file was rewritten.
+    def _hinted(self, resume: Resume | None) -> tuple[Checkpoint | None, bool]:
+        """Return the end of the batch that wrote the hint, if that is in this file.
 
         Returns:
             The checkpoint, and whether the file may differ from the one that was read.
@@ -470,24 +484,31 @@ class FileBatchSource(BatchSource):
         hint = resume.hint if resume else None
         if not resume or not hint or hint.get("created_at_ms") != self._header.created_at_ms:
             # The hint is missing, or belongs to another file that the group ingests into the same table.
-            return START, True
+            self._is_of_other = bool(hint and "created_at_ms" in hint)
+            return None, True
+        self._is_of_other = False
         offset, total = hint.get("offset"), hint.get("missing")
-        if not isinstance(offset, int) or not isinstance(total, int) or hint.get("streams") != sorted(self._streams):
-            # Another version wrote the hint, or it lacks the positions of a stream that the URL names now.
-            return START, False
         try:
             positions = _parsed(hint.get("positions"))
-            missing = Missing(total, _parsed(hint.get("missing_before")))
+            missing = Missing(int(total), _parsed(hint.get("missing_before"))) if isinstance(total, int) else None
         except (ValueError, TypeError, OverflowError, InvalidUrlError):
             # Another version wrote the hint in another form.
-            return START, False
-        is_possible = all(0 <= count <= total <= offset for count in (0, *missing.before.values()))
-        is_done = all(resume.positions.get(shard, -1) >= end for shard, end in positions.items())
-        if not positions or not is_possible or not is_done:
-            return START, False
+            return None, False
+        if not isinstance(offset, int) or missing is None or not positions:
+            return None, False
+        if not all(0 <= count <= missing.total <= offset for count in (0, *missing.before.values())):
+            return None, False
         if not HEADER_SIZE <= offset <= self._frozen_size or hint.get("tail") != self._tail_checksum(offset):
-            return START, True
+            return None, True
         return Checkpoint(offset, positions, missing), False
+
+    def _is_covered(self, end: Checkpoint, resume: Resume) -> bool:
+        """Return whether no message before the end of a batch is to be read.
+
+        Some are after a RESTORE or a rewind, or if the URL names a stream that it did not name then.
+        """
+        is_same = (resume.hint or {}).get("streams") == sorted(self._streams)
+        return is_same and all(resume.positions.get(shard, -1) >= last for shard, last in end.positions.items())
 
     def _tail_checksum(self, offset: int) -> int:
         """Return the CRC-32 of the bytes before ``offset``, which reveals that a file was truncated and grew again."""
@@ -496,9 +517,11 @@ class FileBatchSource(BatchSource):
             return zlib.crc32(file.read(start, offset - start))
 
 
-def _waiting_damage(scan: SegmentScan, resume: Resume) -> Damage | None:
-    """Return the last damage if a shard may lack a message there, and there are no messages to read."""
+def _waiting_damage(scan: SegmentScan, resume: Resume, previous: Checkpoint) -> Damage | None:
+    """Return the last damage after a batch if a shard may lack a message there, and there are no messages to read."""
     end = scan.checkpoint()
+    if scan.last_damage is None or scan.last_damage.offset < previous.offset:
+        return None
     is_read = all(resume.positions.get(shard, -1) >= position for shard, position in end.positions.items())
     is_followed = all(end.missing.before.get(shard, 0) == end.missing.total for shard in end.positions)
     return scan.last_damage if is_read and not is_followed else None

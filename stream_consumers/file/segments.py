@@ -64,6 +64,14 @@ class Segment:
     payload_bytes: int
     has_damage: bool
 
+    def may_lack(self, gaps: Mapping[Shard, Range]) -> bool:
+        """Return whether damage in the segment may be a message of a gap, or come before one."""
+        missing = self.end.missing
+        return any(
+            gap.start <= self.end.positions.get(shard, 1) + missing.total - missing.before.get(shard, 0)
+            for shard, gap in gaps.items()
+        )
+
 
 class SegmentScan:
     """Divides the items of a file into segments between checkpoints, from which a scan may resume.
@@ -182,11 +190,11 @@ class PlannedBatch:
     Args:
         gaps: the messages that the table lacks.
         limits: the limits of the batch.
-        is_next: whether the first segment begins where an earlier batch ended. If not, the batch begins with the first
-            segment that has one of its messages, because damage before that is not the group's.
+        is_begun: whether the batch begins with the first segment. If not, it begins with the first one that has one of
+            its messages, because damage before that is not the group's.
     """
 
-    def __init__(self, gaps: Mapping[Shard, Range], limits: Limits, *, is_next: bool) -> None:
+    def __init__(self, gaps: Mapping[Shard, Range], limits: Limits, *, is_begun: bool) -> None:
         self.parts: list[BatchPart] = []
         self.ends: dict[Shard, int] = {}
         self.records = 0
@@ -194,7 +202,7 @@ class PlannedBatch:
         self._bytes = 0
         self._complete: set[Shard] = set()
         self._gaps, self._limits = gaps, limits
-        self._begins = is_next
+        self._is_begun = is_begun
 
     @property
     def is_over(self) -> bool:
@@ -210,7 +218,7 @@ class PlannedBatch:
                 inside[shard] = segment.counts[shard]
             elif first < gap.end and last >= gap.start:
                 return False
-        if inside and not self._begins and segment.has_damage and len(inside) < len(segment.bounds):
+        if inside and not self._is_begun and segment.has_damage and len(inside) < len(segment.bounds):
             return False
         count = sum(inside.values())
         size = segment.payload_bytes if inside else 0
@@ -231,9 +239,9 @@ class PlannedBatch:
         return True
 
     def _extend(self, segment: Segment, inside: Mapping[Shard, int]) -> None:
-        if not self._begins:
+        if not self._is_begun:
             self.parts.clear()
-        self._begins = self._begins or bool(inside)
+        self._is_begun = self._is_begun or bool(inside)
         if not self.parts or self.parts[-1].records >= CHECKPOINT_FRAMES:
             self.parts.append(BatchPart(segment.begin, segment.end))
         part = self.parts[-1]

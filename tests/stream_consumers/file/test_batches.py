@@ -369,6 +369,56 @@ def test_damage_before_messages_that_a_move_passes_is_a_dead_letter(
     )
 
 
+@pytest.mark.parametrize("more", [0, 40])
+@pytest.mark.parametrize("hint", ["planned twice", "of another file", "of fewer streams"])
+def test_damage_before_messages_that_a_move_passes_is_a_dead_letter_whatever_the_hint(
+    tmp_path: Path, hint: str, more: int
+) -> None:
+    passed = [(1, n, 5000) for n in range(2, 3 + more)]
+    read_before = [(0, 1, 1), (1, 1, 1)]
+    path = neighbours(tmp_path / "orders.ss", *read_before)
+    reader = Reader(url_of(path, *(("orders", "clicks") if hint == "of fewer streams" else ())))
+    if hint == "of fewer streams":
+        Reader.drain(first := Reader(url_of(path)))
+        reader.positions, reader.hint = first.positions, first.hint
+    else:
+        reader.drain()
+    neighbours(path, *read_before, (0, 1, 2), *passed, (0, 3, 9000), (1, 3 + more, 9000))
+    (damage,) = damages(items(path))
+    reader.positions[SHARDS[1]] = 3 + more
+    assert reader.hint is not None
+    if hint == "of another file":
+        reader.hint = {**reader.hint, "created_at_ms": 7}
+    with FileBatchSource(reader.url) as source:
+        extents = source.extents(resume=Resume(reader.positions, reader.hint))
+        for _ in range(2):
+            plan = source.plan(gaps_of(extents, reader.positions), limits=Limits(), parallelism=1)
+            assert plan is not None
+            assert ("orders", 0, None, damage.offset) in set(read(plan))
+
+
+def test_a_batch_ends_with_its_last_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "CHECKPOINT_FRAMES", 4096)
+    path = neighbours(tmp_path / "orders.ss", *((0, n, n) for n in range(1, 30)), (0, 3, 40), (0, 30, 41))
+    with FileBatchSource(url_of(path)) as source:
+        source.extents()
+        plan = source.plan({ORDERS: Range(1, 2)}, limits=Limits(), parallelism=1)
+    assert plan is not None
+    assert list(read(plan)) == [("orders", 0, 1, None)]
+
+
+def test_a_file_that_grew_again_without_the_last_message_is_another_one(tmp_path: Path) -> None:
+    path = neighbours(tmp_path / "orders.ss", *((0, n, n) for n in range(1, 6)))
+    reader = Reader(url_of(path))
+    reader.drain()
+    # Those from 3 on are new, and 5 is damaged.
+    neighbours(path, (0, 1, 1), (0, 2, 2), (0, 3, 30), (0, 4, 40), (0, 2, 50), (0, 6, 60), (0, 7, 70))
+    with FileBatchSource(reader.url) as source:
+        source.extents(resume=Resume(reader.positions, reader.hint))
+        held = source.last_messages({ORDERS: Range(0, 6)})
+        assert source.is_replaced(ORDERS, reader.last[ORDERS], held.get(ORDERS))
+
+
 def test_damage_that_only_passed_messages_follow_is_told(tmp_path: Path) -> None:
     read_before = [(0, 1, 1), (1, 1, 1)]
     path = neighbours(tmp_path / "orders.ss", *read_before)
