@@ -399,7 +399,7 @@ def test_damage_before_messages_that_a_move_passes_is_a_dead_letter_whatever_the
 
 def test_a_batch_ends_with_its_last_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "CHECKPOINT_FRAMES", 4096)
-    path = neighbours(tmp_path / "orders.ss", *((0, n, n) for n in range(1, 30)), (0, 3, 40), (0, 30, 41))
+    path = neighbours(tmp_path / "orders.ss", (0, 1, 1), (0, 2, 2), (1, 1, 3), (1, 1, 4), (1, 2, 5))
     with FileBatchSource(url_of(path)) as source:
         source.extents()
         plan = source.plan({ORDERS: Range(1, 2)}, limits=Limits(), parallelism=1)
