@@ -118,6 +118,17 @@ slashes, backslashes, control characters, and percent signs before two hexadecim
     return name
 
 
+def comparable_location(location: str) -> str:
+    """Return the location in the form in which two locations of one table are equal: S3 has two schemes.
+
+    Example:
+        >>> comparable_location("s3a://bucket/lake/orders/"), comparable_location("/lake/orders")
+        ('s3://bucket/lake/orders', '/lake/orders')
+    """
+    kind = scheme(location)
+    return (f"s3{location[len(kind) :]}" if kind in S3 else location).rstrip("/")
+
+
 def folders_above(location: str) -> Iterator[str]:
     """Yield the folders in which a table is, except the root of a file system.
 

@@ -215,7 +215,8 @@ def make_stream_asset(
         declared.shown_group,
         redrive_job=None if declared.is_claimed else declared.redrive_job_name,
     )
-    loader = f"{declared.name}__table"
+    # A resource key has to be an identifier, and the name may begin with a digit.
+    loader = f"table_of__{declared.name}"
     # A run that finds nothing to read does not materialize the asset.
     spec = spec.replace_attributes(
         deps=[*spec.deps, *missing],

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from fnmatch import fnmatchcase
 from functools import cache, partial
 from importlib import import_module
@@ -24,7 +24,7 @@ from stream_assets.asset import StreamAsset, stream_asset
 from stream_assets.catalogs import CatalogTable, HiveMetastore, TableCatalog, UnityCatalog
 from stream_assets.definitions_builder import stream_definitions
 from stream_assets.formats import FORMATS
-from stream_assets.found_streams import conflicting
+from stream_assets.found_streams import check_loadable, conflicting, has_reserved_table, oldest_first
 from stream_assets.resources import (
     DeltaLake,
     KafkaCluster,
@@ -41,12 +41,16 @@ from stream_consumers.backend import find_backend
 from stream_consumers.display import shortened
 from stream_consumers.errors import InvalidOptionError, StreamAssetsError, log_text
 from stream_consumers.messages import INTERNAL_KEY
+from stream_consumers.options import check_range
 from stream_consumers.urls import StreamUrl
 
 CONNECTIONS: dict[str, type[Any]] = {"kafka": KafkaCluster, "redis": RedisServer, "file": StreamFile}
 OPTIONS: dict[str, type[Any]] = {**ALWAYS_SET, "keys": Keys}
 TEMPLATE_MARK = re.compile(r"\{[{%#]")
 """What begins an expression, a statement or a comment of Jinja."""
+MAX_STREAMS = 500
+"""The default of ``max_streams``. Dagster needs about 10 s of CPU time to load so many assets, and four times as much
+for twice as many."""
 _CONFLICT = "another stream or asset has the same name, key or table"
 _PLAIN_STREAM = "stream"
 """The name of a stream that is valid everywhere."""
@@ -443,12 +447,20 @@ class StreamEntry(StreamOptions):
             "those of other entries. * stands for any text, ? for one character."
         ),
     ] = None
+    max_streams: Annotated[
+        int,
+        _about(
+            f"The most streams of the pattern that become assets; {MAX_STREAMS} by default. If there are more, those "
+            "whose tables have begun come first."
+        ),
+    ] = MAX_STREAMS
     name: Annotated[str | None, _about("The name of the asset; the stream key by default.")] = None
     table: Annotated[
         str | None, _text("The Delta table: a path or URI, or its name in the catalog; by default a table of the lake.")
     ] = None
 
     def __post_init__(self) -> None:
+        check_range("max_streams", self.max_streams, at_least=1)
         if (self.stream is None) == (self.pattern is None):
             raise InvalidOptionError(
                 f"an entry of streams has stream={self.stream!r} and pattern={self.pattern!r}",
@@ -631,13 +643,30 @@ class StreamIngestionComponent(dg.Component, dg.Resolvable):
                 left_out[stream] = "the name is a template"
                 continue
             try:
-                assets.append(self._asset(entry, (stream,)))
+                asset = self._asset(entry, (stream,))
             except Exception as error:  # noqa: BLE001 - also an error of Dagster, or of a translator of the user
                 left_out[stream] = log_text(error)
-        if left_out and not assets:
-            self._asset(entry, (_PLAIN_STREAM,))
+                continue
+            if has_reserved_table(asset):
+                left_out[stream] = "its table would be the dead letters or the rebuild of another one"
+            else:
+                assets.append(asset)
+        if len(assets) > entry.max_streams:
+            first = dict.fromkeys((*oldest_first(assets), *assets))
+            assets = list(first)[: entry.max_streams]
+            too_many = [stream for asset in list(first)[entry.max_streams :] for stream in asset.streams]
+            _warn(str(entry.pattern), dict.fromkeys(too_many, f"max_streams={entry.max_streams}"))
+        loadable: list[StreamAsset] = []
+        for asset in assets:
+            try:
+                check_loadable(asset)
+                loadable.append(asset)
+            except Exception as error:  # noqa: BLE001 - see above
+                left_out |= dict.fromkeys(asset.streams, log_text(error))
+        if left_out and not loadable:
+            check_loadable(self._asset(entry, (_PLAIN_STREAM,)))
         _warn(str(entry.pattern), left_out)
-        return assets
+        return loadable
 
     def _asset(self, entry: StreamEntry, names: Sequence[str]) -> StreamAsset:
         defaults = self.defaults or StreamOptions()
@@ -661,7 +690,7 @@ class StreamIngestionComponent(dg.Component, dg.Resolvable):
         if table is None:
             raise InvalidOptionError("the table is missing", remedy="Add lake: {root: …}, or table: to the entry.")
         declare = stream_asset(
-            source=self._source(names),
+            source=replace(self._source(names), is_found=entry.pattern is not None),
             table=table,
             spec=dg.AssetSpec(
                 entry.name or re.sub(r"\W+", "_", names[0]).strip("_"),
@@ -673,9 +702,9 @@ class StreamIngestionComponent(dg.Component, dg.Resolvable):
         )
         return declare(transform)
 
-    def _source(self, names: Sequence[str]) -> Any:
+    def _source(self, names: Sequence[str]) -> StreamLocation:
         if isinstance(self.connection, StreamUrl):
-            return str(self.connection.with_streams(names))
+            return StreamLocation(str(self.connection.with_streams(names)))
         return self.connection.stream(*names)
 
     def _all_streams(self) -> Sequence[str]:

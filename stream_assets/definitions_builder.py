@@ -10,7 +10,7 @@ import dagster as dg
 
 from sensors.lag_sensor import SensorInputs, build_lag_sensor
 from spark_jobs.dead_letters.table import dead_letter_path
-from spark_jobs.table_location import folders_above
+from spark_jobs.table_location import comparable_location, folders_above
 from stream_assets.asset import StreamAsset
 from stream_assets.options import RedriveConfig, ReplayConfig, WriterConfig, with_config_check
 from stream_assets.partitions import check_partitions, is_partition_run, window_replay
@@ -365,7 +365,7 @@ def _source_of(url: StreamUrl | None) -> tuple[str, str] | None:
 
 def location_of(stream: StreamToTable) -> str:
     """Return the location of the table for comparison with those of other assets."""
-    return stream.table.shown.rstrip("/")
+    return comparable_location(stream.table.shown)
 
 
 def _name(stream: StreamToTable) -> str:

@@ -138,10 +138,13 @@ class StreamLocation:
     Args:
         source: the connection, a URL, or an ``EnvVar`` that holds a URL.
         names: the stream keys, with a connection.
+        is_found: a pattern found the streams, so that a client may have chosen their names; see
+            :attr:`spark_jobs.Ingestion.owns_table`.
     """
 
     source: StreamConnection | str
     names: tuple[str, ...] = ()
+    is_found: bool = False
 
     @property
     def is_deferred(self) -> bool:

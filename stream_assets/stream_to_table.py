@@ -17,7 +17,7 @@ from spark_jobs.batches.ingestion import BATCH_SECONDS, RETRY_SECONDS, Ingestion
 from spark_jobs.batches.run_control import Retries, result_of
 from spark_jobs.decoding.decoders import Decoder, Raw
 from spark_jobs.ledger.ledger import Ledger, LedgerState
-from spark_jobs.table_location import S3, check_location, scheme
+from spark_jobs.table_location import check_location, comparable_location
 from spark_jobs.writing.keyed import Keys
 from spark_jobs.writing.layout import TableLayout
 from stream_assets.metadata import MATERIALIZATIONS_PER_PAGE, TABLE_URI, materializations_of
@@ -256,6 +256,7 @@ class StreamToTable:
             layout=self.layout,
             single_writer=self.op.single_writer,
             keys=self.keys,
+            owns_table=self.origin.is_found,
             **resolved,
         )
 
@@ -291,7 +292,7 @@ class StreamToTable:
             return self
         path = check_location(result_of(Retries(retry_seconds).call(lambda: table.path), on_wait))
         known = self._last_location(instance)
-        if known is not None and _comparable(known) != _comparable(path):
+        if known is not None and comparable_location(known) != comparable_location(path):
             raise InvalidOptionError(
                 f"{table} is at {path} now, but {self.key.to_user_string()} was last written to {known}",
                 remedy="Register that table under the name again. If the new table is right, wipe the materializations "
@@ -346,9 +347,3 @@ class StreamToTable:
     def rebuild_job_name(self) -> str:
         """The name of the job that makes the table anew."""
         return f"rebuild_{self.name}"
-
-
-def _comparable(location: str) -> str:
-    """Return the location in a form to compare, because S3 has two schemes."""
-    kind = scheme(location)
-    return (f"s3{location[len(kind) :]}" if kind in S3 else location).rstrip("/")

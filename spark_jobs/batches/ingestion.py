@@ -225,6 +225,8 @@ class Ingestion:
             reads all messages to compute it. Large batches are then written while they are read.
         layout: the layout of the table, if it has to be created.
         keys: makes the table keyed, so that it has one row per key, which is updated and deleted.
+        owns_table: a pattern found the streams, whose names any client may have chosen: the group begins with them only
+            in a table that has no other streams.
         driver_records: the driver reads batches of up to this number of messages; with 0, executors read all batches.
     """
 
@@ -248,6 +250,7 @@ class Ingestion:
     layout: TableLayout = field(default_factory=TableLayout)
     driver_records: int = DRIVER_RECORDS
     keys: Keys | None = None
+    owns_table: bool = False
 
     def __post_init__(self) -> None:
         choose_fields(self, sharing=ConsumerMode, start=AutoStreamReset)

@@ -109,7 +109,7 @@ def check_only_group(ingestion: Ingestion, state: LedgerState, streams: Iterable
         url: the URL of the source, for the message.
 
     Raises:
-        InvalidOptionError, LedgerTruncatedError: see :func:`check_other_group`.
+        InvalidOptionError, LedgerTruncatedError: see :func:`check_other_group` and :func:`check_owner`.
     """
     if state.newest is None or not state.newest.bid:
         return
@@ -119,6 +119,34 @@ def check_only_group(ingestion: Ingestion, state: LedgerState, streams: Iterable
     unwritten = frozenset(s for s in streams if s in known and not any(one.is_written for one in known[s]))
     if unwritten:
         _refuse_other(ingestion, ingestion.ledger().earlier_group(unwritten), url=url)
+        check_owner(ingestion, url=url)
+
+
+def check_owner(ingestion: Ingestion, *, url: StreamUrl) -> None:
+    """Refuse to write a table with rows or positions of other streams, unless it began with those of the source.
+
+    Two streams may begin at the same time in different transaction sequences. Then the first in the log stays.
+
+    Args:
+        ingestion: group and table; only a table that its streams own is checked.
+        url: the URL of the source.
+
+    Raises:
+        InvalidOptionError: the table belongs to other streams, or to another program.
+    """
+    if not ingestion.owns_table:
+        return
+    ledger, own = ingestion.ledger(), frozenset(url.required_streams())
+    known = ledger.read().streams
+    snapshot = ledger.log.snapshot()
+    has_foreign_rows = not known and snapshot is not None and snapshot.has_rows
+    # The streams that the table began with are read last, because another run of this group may begin meanwhile.
+    if (known - own or has_foreign_rows or ledger.other_groups()) and not own & ledger.first_streams():
+        raise InvalidOptionError(
+            f"{ingestion.table} has rows or positions of other streams than {url}, which a pattern found",
+            remedy="If the rows of this stream belong into that table, name it in an entry of its own, with stream.",
+            streams=", ".join(sorted(known - own)),
+        )
 
 
 def _refuse_other(ingestion: Ingestion, other: str | None, *, url: StreamUrl) -> None:

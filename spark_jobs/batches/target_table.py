@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 from spark_jobs.batches.bad_rows import BadRowFilter
 from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, Step, Waiting
 from spark_jobs.batches.row_columns import RowColumns
-from spark_jobs.batches.source_checks import check_other_group, without_positions
+from spark_jobs.batches.source_checks import check_other_group, check_owner, without_positions
 from spark_jobs.dead_letters.table import DeadLetterTable
 from spark_jobs.decoding.isolation import prepare
 from spark_jobs.ledger.entries import PAUSE, EntryFields, LedgerEntry, PlannedFields
@@ -235,7 +235,8 @@ def check_unwritten(target: TargetTable, state: LedgerState, streams: Iterable[s
         streams: the streams that are about to be written.
 
     Raises:
-        InvalidOptionError: another group writes them, or the table has rows but the ledger has no positions.
+        InvalidOptionError: another group writes them, or the table has rows but the ledger has no positions; or see
+            :func:`spark_jobs.batches.source_checks.check_owner`.
         LedgerTruncatedError: the log was cleaned, so that it is unknown which group wrote the rows.
         OutdatedError: the group has begun with them since the state was read.
     """
@@ -243,7 +244,12 @@ def check_unwritten(target: TargetTable, state: LedgerState, streams: Iterable[s
     if not new:
         return
     check_other_group(ingestion, state, new, url=target.url)
-    snapshot = target.ledger.log.snapshot()
+    _check_rows(target, new)
+    check_owner(ingestion, url=target.url)
+
+
+def _check_rows(target: TargetTable, new: frozenset[str]) -> None:
+    ingestion, snapshot = target.ingestion, target.ledger.log.snapshot()
     if snapshot is None or not snapshot.may_hold(new):
         return
     table = read_table(target.spark, target.ledger.log)

@@ -290,6 +290,18 @@ class TableSnapshot:
         return False
 
     @property
+    def has_rows(self) -> bool:
+        """Whether there may be rows, by the statistics of the files."""
+        with self._log.reading():
+            counts = pa.table(self._table.get_add_actions(flatten=True)).to_pylist()
+        return any(file.get("num_records") != 0 for file in counts)
+
+    @property
+    def created_ms(self) -> int:
+        """When the table was created, in milliseconds since 1970; 0 if it is unknown."""
+        return self._table.metadata().created_time or 0
+
+    @property
     def partition_columns(self) -> tuple[str, ...]:
         """The partition columns."""
         return tuple(self._table.metadata().partition_columns)

@@ -39,6 +39,7 @@ from spark_jobs.ledger.fold import (
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from stream_consumers.batches import FactsByShard, LastMessage, Resume, hint_with_facts, position_facts_in
 from stream_consumers.display import counted
+from stream_consumers.epochs import split_epoch
 from stream_consumers.errors import (
     ForeignCommitError,
     InvalidOptionError,
@@ -65,6 +66,8 @@ MAX_ALWAYS_FULL_ITEMS = 32
 """An entry is always full while the ledger knows of at most this many shards, batches and identities."""
 NEWEST_VERSIONS = MAX_AGE_VERSIONS
 """This many of the newest commits are opened before the checkpoint is read for the groups that have written."""
+FIRST_VERSIONS = 100
+"""The first entry of a table is searched in this many of its first commits."""
 MAX_AGE_MS = 3_600_000
 """The greatest age of the newest full entry before the next entry has to be full."""
 MAX_NESTED_RESTORES = 100
@@ -176,6 +179,12 @@ class LedgerState:
     def resume(self) -> Resume | None:
         """The positions and the hint, with which a source finds the ends of the stream; ``None`` before any commit."""
         return Resume(self.positions, self.hint) if self.newest else None
+
+    @property
+    def streams(self) -> frozenset[str]:
+        """The streams that the group has begun with."""
+        names = (*self.identities, *(shard.stream for shard in self.shards))
+        return frozenset(split_epoch(name)[0] for name in names)
 
     @property
     def last_messages(self) -> Mapping[Shard, LastMessage]:
@@ -432,6 +441,17 @@ class Ledger:
         snapshot = self.log.snapshot()
         groups = self._groups(snapshot) if snapshot else None
         return frozenset() if groups is None else groups - {self.group}
+
+    def first_streams(self) -> frozenset[str]:
+        """Return the streams of the first entry in the table, of any group; none if it is not in the first commits."""
+        for version in range(FIRST_VERSIONS):
+            commit = self.log.commit(version)
+            if commit is None:
+                break
+            if (entry := commit.entry) is not None:
+                names = (*entry.identities, *_streams(entry.origin, entry.state or ()))
+                return frozenset(split_epoch(name)[0] for name in names)
+        return frozenset()
 
     def earlier_group(self, streams: frozenset[str]) -> str | None:
         """Find a group that registered one of these streams before this group did (``tests/model/groups.py``).

@@ -160,7 +160,11 @@ def test_two_keys_that_stand_for_one_table_of_a_lake_are_refused() -> None:
     assert stream_definitions([eu, said])
 
 
-@pytest.mark.parametrize("tables", [("lake/o", "lake/o_dead_letters"), (LAKE, LAKE)], ids=["path", "lake"])
+@pytest.mark.parametrize(
+    "tables",
+    [("lake/o", "lake/o_dead_letters"), (LAKE, LAKE), ("s3://lake/o", "s3a://lake/o_dead_letters")],
+    ids=["path", "lake", "schemes"],
+)
 def test_the_table_of_the_dead_letters_of_another_asset_is_refused(tables: tuple[Any, Any]) -> None:
     one = declare("o", "kafka://a:9092/o", tables[0])
     other = declare("o_dead_letters", "kafka://a:9092/o_dead_letters", tables[1])

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import pyarrow as pa
 import pytest
 import redis
+from dagster.components.resolved.errors import ResolutionException
+from deltalake import write_deltalake
 
+from spark_jobs.batches.source_checks import check_owner
 from stream_assets import StreamAsset, StreamIngestionComponent, StreamTranslator
+from stream_assets.stream_to_table import StreamToTable
 from stream_consumers.display import shortened
 from stream_consumers.errors import BrokerUnavailableError, InvalidOptionError
 from stream_consumers.kafka.cluster import KafkaBrokers
@@ -38,12 +44,16 @@ def add(url: str, *streams: str) -> None:
         memory_broker(f"{url}/orders").append(Shard(stream), b"{}")
 
 
-def built(connection: Any, lake: object, *entries: dict[str, Any], **more: Any) -> dict[str, StreamAsset]:
-    """The assets of a component by their streams, after Dagster has loaded all of its definitions."""
+def component(connection: Any, lake: object, *entries: dict[str, Any], **more: Any) -> dg.Definitions:
     given = {"group": "g", "decode": {"type": "text"}}
     attributes = {"connection": connection, "lake": str(lake), "defaults": given, "streams": list(entries), **more}
-    component = StreamIngestionComponent.from_attributes_dict(attributes=attributes)
-    definitions = component.build_defs(dg.ComponentTree.for_test().load_context)
+    loaded = StreamIngestionComponent.from_attributes_dict(attributes=attributes)
+    return loaded.build_defs(dg.ComponentTree.for_test().load_context)
+
+
+def built(connection: Any, lake: object, *entries: dict[str, Any], **more: Any) -> dict[str, StreamAsset]:
+    """The assets of a component by their streams, after Dagster has loaded all of its definitions."""
+    definitions = component(connection, lake, *entries, **more)
     dg.Definitions.validate_loadable(definitions)
     assets = [one for one in definitions.assets or () if isinstance(one, StreamAsset)]
     return {",".join(one.streams): one for one in assets}
@@ -106,6 +116,100 @@ def test_a_new_stream_takes_no_place_of_an_existing_asset(
     add(url, new)
     assert built(url, tmp_path, every).keys() == {"orders-eu", "orders-us"}
     assert len([one for one in caplog.records if one.levelname == "WARNING"]) == 1
+
+
+def remove(url: str, stream: str) -> None:
+    """Let the broker not list it, like a deleted topic or a server that came back empty."""
+    broker = memory_broker(f"{url}/{stream}")
+    with broker.changed:
+        for shard in [one for one in broker.messages if one.stream == stream]:
+            del broker.messages[shard]
+
+
+def test_a_stream_does_not_write_the_table_of_one_that_the_broker_does_not_list(url: str, tmp_path: Path) -> None:
+    add(url, "orders-eu", "orders-us")
+    every = {"pattern": "*"}
+    owner = built(url, tmp_path, every)["orders-eu"].declared
+    check_owner(owner.ingestion, url=owner.source)
+    GroupWithoutSpark(str(owner.source), owner.ingestion).begin()
+    check_owner(owner.ingestion, url=owner.source)
+    remove(url, "orders-eu")
+    add(url, ".orders-eu")
+    other = built(url, tmp_path, every)[".orders-eu"].declared
+    for group in ("g", "h"):
+        with pytest.raises(InvalidOptionError):
+            check_owner(replace(other.ingestion, group=group), url=other.source)
+    named = built(url, tmp_path, {"stream": ".orders-eu", "name": "orders_eu"})[".orders-eu"].declared
+    check_owner(named.ingestion, url=named.source)
+    add(url, "orders-eu")
+    assert built(url, tmp_path, every).keys() == {"orders-eu", "orders-us"}
+    # Of two that began together, the first in the log stays.
+    GroupWithoutSpark(str(other.source), other.ingestion).begin()
+    check_owner(owner.ingestion, url=owner.source)
+    with pytest.raises(InvalidOptionError):
+        check_owner(other.ingestion, url=other.source)
+    assert built(url, tmp_path, every).keys() == {"orders-eu", "orders-us"}
+
+
+def test_a_table_of_another_program_is_not_written(url: str, tmp_path: Path) -> None:
+    add(url, "orders-eu")
+    found = built(url, tmp_path, {"pattern": "*"})["orders-eu"].declared
+    write_deltalake(found.table.path, pa.table({"id": pa.array([], pa.int64())}))
+    check_owner(found.ingestion, url=found.source)
+    write_deltalake(found.table.path, pa.table({"id": [1]}), mode="append")
+    with pytest.raises(InvalidOptionError):
+        check_owner(found.ingestion, url=found.source)
+
+
+@pytest.mark.parametrize("new", ["ingest-orders-eu", "replay-orders-eu"])
+def test_of_streams_that_have_begun_the_older_one_has_a_place(new: str, url: str, tmp_path: Path) -> None:
+    add(url, "orders-eu")
+    every = {"pattern": "*"}
+    ingest(built(url, tmp_path, every)["orders-eu"])
+    remove(url, "orders-eu")
+    add(url, new)
+    ingest(built(url, tmp_path, every)[new])
+    add(url, "orders-eu")
+    assert built(url, tmp_path, every).keys() == {"orders-eu"}
+
+
+def test_no_stream_takes_the_dead_letter_table_of_one_that_the_broker_does_not_list(url: str, tmp_path: Path) -> None:
+    add(url, "orders-us", "orders-eu-dead-letters", "orders-eu-rebuild")
+    assert built(url, tmp_path, {"pattern": "*"}).keys() == {"orders-us"}
+
+
+def test_a_name_may_begin_with_a_digit(url: str, tmp_path: Path) -> None:
+    add(url, "2026-orders", "2026-clicks")
+    assert built(url, tmp_path, {"pattern": "*-orders"}, {"stream": "2026-clicks"}).keys() == {
+        "2026-orders",
+        "2026-clicks",
+    }
+
+
+def test_streams_beyond_the_limit_are_left_out_if_they_have_no_table(
+    url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    add(url, "orders-eu", "orders-us")
+    every = {"pattern": "*", "max_streams": 2}
+    for asset in built(url, tmp_path, every).values():
+        ingest(asset)
+    # The first ones by name; those of one table count as one that has begun.
+    add(url, "a", "b", "orders-eu.")
+    assert built(url, tmp_path, every).keys() == {"orders-eu", "orders-us"}
+    assert len([one for one in caplog.records if one.levelname == "WARNING"]) == 1
+    assert built(url, tmp_path, {**every, "max_streams": 3}).keys() == {"a", "orders-eu", "orders-us"}
+    with pytest.raises(ResolutionException):
+        built(url, tmp_path, {**every, "max_streams": 0})
+
+
+def test_what_dagster_refuses_when_it_builds_the_jobs_stops_only_its_stream(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StreamToTable, "job_name", property(lambda one: {"new": "a-b"}.get(one.name, f"i_{one.name}")))
+    add(url, "orders", "new")
+    # The resource is that of another part of the project.
+    definitions = component(url, tmp_path, {"pattern": "*"}, spark="lake_spark")
+    assert [one.key.path for one in definitions.assets or () if isinstance(one, StreamAsset)] == [["orders"]]
 
 
 def test_of_new_streams_that_would_be_one_asset_none_is(url: str, tmp_path: Path) -> None:

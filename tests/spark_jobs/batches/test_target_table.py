@@ -212,6 +212,21 @@ def test_second_group_is_refused(
     assert set(found.values()) == {1}
 
 
+def test_a_found_stream_does_not_begin_in_the_table_of_another(spark: SparkSession, folder: Path) -> None:
+    url, users, owner = write_stream(folder / "orders.ss", 10), stream_of_users(folder), ingestion(folder / "t")
+    owner = replace(owner, owns_table=True)
+    assert [report.rows for report in drain(spark, url, owner)] == [10]
+    before = owner.ledger().read()
+    with pytest.raises(InvalidOptionError):
+        drain(spark, users, owner)
+    with pytest.raises(InvalidOptionError):
+        drain(spark, users, replace(owner, group="other"))
+    assert owner.ledger().read() == before
+    write_stream(folder / "orders.ss", 4)
+    assert [report.rows for report in drain(spark, url, owner)] == [4]
+    assert_each_once(folder / "orders.ss", folder / "t")
+
+
 @pytest.mark.slow
 def test_a_rewind_spares_rows_of_other_groups(
     spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
