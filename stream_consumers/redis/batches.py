@@ -46,6 +46,7 @@ from stream_consumers.redis.entries import (
     MAX_MS,
     MAX_SUB,
     SUB_BITS,
+    id_range,
     read_entry,
     sequence_after,
     to_id,
@@ -176,7 +177,7 @@ class RedisSplit:
                 replies = server.replies(ranges, f"reading {piece.shard}", page_size=self.page_size)
                 yield [entry for reply in replies for entry in reply]
             return
-        start, end = to_id(piece.id_range.start), to_id(piece.id_range.end - 1)
+        start, end = id_range(piece.id_range.start, piece.id_range.end)
         while True:
             with server.explained(f"reading {piece.shard}"):
                 page = server.connection.execute_command("XRANGE", piece.key, start, end, "COUNT", self.page_size)
@@ -263,7 +264,7 @@ class _RangeScan:
         left = records
         while left > 0 and not self.is_done:
             asked = min(left, SCAN_PAGE_SIZE)
-            words = [to_id(self.position), to_id(self.gap.end - 1), asked, room, int(take_one and not self.count)]
+            words = [*id_range(self.position, self.gap.end), asked, room, int(take_one and not self.count)]
             found = self._server.run(MEASURE_RANGE, [key], words, f"measuring {self.shard}")
             count, size, last, is_full, are_all = found
             stop = self.gap.end if are_all else (to_sequence(last) + 1 if last else self.position)

@@ -18,6 +18,7 @@ from stream_consumers.client_config import ClientConfig
 from stream_consumers.closing import ClosesOnExit
 from stream_consumers.epochs import EpochNameMap, EpochNames, accept_remedy, split_epoch
 from stream_consumers.errors import (
+    DataLossError,
     GroupRemovedError,
     InvalidOptionError,
     SourceRecreatedError,
@@ -204,6 +205,17 @@ class RedisClaims(ClosesOnExit):
                 continue
             if facts is None or group is None:
                 raise self._lost_group(shard, facts)
+            words = quoted_words(self.server.key(shard), name)
+            if group.delivered != id_before(group.position):
+                raise DataLossError(
+                    f"group {name!r} of {shard} at {self.url} is at {group.delivered}, which has no sequence: another "
+                    "client moved it, or added an entry there",
+                    remedy=f"Move it back: XGROUP SETID {words} "
+                    f"{'<the last id that is in the table>' if written is None else id_before(written)}. The next run "
+                    "then reports whether entries may be gone.",
+                    position=group.position,
+                    table=written,
+                )
             if group.position > facts.end:
                 raise SourceRecreatedError(
                     f"{shard} of {self.url} ends before the position of group {name!r}: it was recreated",
@@ -220,7 +232,7 @@ class RedisClaims(ClosesOnExit):
                     f"group {name!r} of {shard} at {self.url} was moved back, or the server lost its latest state: "
                     "entries that are in the table would be delivered again",
                     remedy="If no entry before it is missing, move it forward: "
-                    f"XGROUP SETID {quoted_words(self.server.key(shard), name)} {to_id(written - 1)}{counted}. "
+                    f"XGROUP SETID {words} {id_before(written)}{counted}. "
                     f"{accept_remedy(shard.stream)}",
                     position=group.position,
                     table=written,

@@ -40,9 +40,7 @@ def to_sequence(entry_id: bytes | str) -> int:
         >>> to_sequence("1795219782548-1")
         117651523669065729
     """
-    text = entry_id.decode("ascii", "replace") if isinstance(entry_id, bytes) else entry_id
-    if "-" not in text:
-        raise _not_an_id(text)
+    text = _two_numbers(entry_id)
     milliseconds, sub = id_order(text)
     sequence = milliseconds << SUB_BITS | sub
     if sub > MAX_SUB or sequence > MAX_SEQUENCE:
@@ -127,13 +125,16 @@ def check_entry_ids(entry_ids: Iterable[str]) -> None:
 
 
 def sequence_after(entry_id: bytes | str) -> int:
-    """Return the sequence after an entry; 0 for ``0-0``, which is never the id of an entry.
+    """Return the first sequence after an id, which may have none; 0 for ``0-0``, which is never the id of an entry.
+
+    Raises:
+        FormatError: it is not an id.
 
     Example:
-        >>> sequence_after("0-0"), sequence_after("0-5")
-        (0, 6)
+        >>> sequence_after("0-0"), sequence_after("0-5"), to_id(sequence_after("9-70000"))
+        (0, 6, '10-0')
     """
-    sequence = to_sequence(entry_id)
+    sequence = sequence_up_to(entry_id)
     return sequence + 1 if sequence else 0
 
 
@@ -145,6 +146,19 @@ def id_before(sequence: int) -> str:
         ('0-0', '0-5')
     """
     return to_id(max(0, sequence - 1))
+
+
+def id_range(start: int, end: int) -> tuple[str, str]:
+    """Return the arguments of XRANGE for ``[start, end)``.
+
+    Each id is in one of two adjacent ranges. An id without a sequence is in the later one, because the earlier one may
+    have been read before its entry was added.
+
+    Example:
+        >>> id_range(5, 8), id_range(10 << 16, 11 << 16)
+        (('(0-4', '0-7'), ('(9-65535', '10-65535'))
+    """
+    return f"({id_before(start)}", id_before(end)
 
 
 def id_order(entry_id: str) -> tuple[int, ...]:
@@ -162,7 +176,7 @@ def id_order(entry_id: str) -> tuple[int, ...]:
     return tuple(map(int, entry_id.split("-")))
 
 
-def sequence_up_to(entry_id: str) -> int:
+def sequence_up_to(entry_id: bytes | str) -> int:
     """Return the last sequence at or before an id, which may have none, like that of an entry that was deleted.
 
     Raises:
@@ -172,8 +186,15 @@ def sequence_up_to(entry_id: str) -> int:
         >>> sequence_up_to("0-5"), to_id(sequence_up_to("9-70000"))
         (5, '9-65535')
     """
-    time, number = id_order(entry_id)
+    time, number = id_order(_two_numbers(entry_id))
     return min((time << SUB_BITS) + min(number, MAX_SUB), MAX_SEQUENCE)
+
+
+def _two_numbers(entry_id: bytes | str) -> str:
+    text = entry_id.decode("ascii", "replace") if isinstance(entry_id, bytes) else entry_id
+    if "-" not in text:
+        raise _not_an_id(text)
+    return text
 
 
 def _not_an_id(text: str) -> FormatError:

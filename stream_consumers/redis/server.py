@@ -28,6 +28,7 @@ from stream_consumers.redis.client import check_redis_options, explain, new_clie
 from stream_consumers.redis.entries import (
     RawEntry,
     id_order,
+    id_range,
     is_numbered,
     numbered_key,
     pattern_of_shards,
@@ -35,7 +36,6 @@ from stream_consumers.redis.entries import (
     sequence_after,
     sequence_up_to,
     shard_of,
-    to_id,
     to_sequence,
 )
 from stream_consumers.redis.scripts import COUNT
@@ -378,12 +378,13 @@ class RedisConnection:
                 counted.
         """
         found: int = 0
-        place: str | None = to_id(start)
+        place: str | None
+        place, last_id = id_range(start, end)
         pages = 0
         while place is not None:
             if length is not None and pages == MAX_COUNT_PAGES:
                 return length
-            arguments = [place, to_id(end - 1), COUNT_PAGE_SIZE]
+            arguments = [place, last_id, COUNT_PAGE_SIZE]
             count, last, are_all = self.run(COUNT, [self.key(shard)], arguments, f"counting entries of {shard}")
             found, pages = found + count, pages + 1
             place = None if are_all else f"({last.decode()}"
@@ -422,7 +423,7 @@ class RedisConnection:
         """
         key, found = self.key(shard), 0
         pages: list[tuple[int, StreamFacts]] = []
-        place = to_id(position)
+        place, _ = id_range(position, position)
         while True:
             words = [("XINFO STREAM", key), ("EVAL", COUNT, 1, key, place, "+", COUNT_PAGE_SIZE), ("XINFO STREAM", key)]
             try:
@@ -440,7 +441,7 @@ class RedisConnection:
             if are_all:
                 break
             place = f"({last.decode()}"
-            pages.append((sequence_up_to(last.decode()), facts))
+            pages.append((sequence_up_to(last), facts))
         deleted = facts.deleted or 0
         moment = next((then for end, then in pages if end >= deleted), facts)
         found -= (facts.added or 0) - (moment.added or 0)
@@ -518,7 +519,7 @@ def _facts(info: Mapping[str, Any]) -> StreamFacts:
         end=sequence_after(info["last-generated-id"]),
         length=int(info["length"]),
         added=_added(info),
-        deleted=sequence_up_to(_text(info["max-deleted-entry-id"])) if "max-deleted-entry-id" in info else None,
+        deleted=sequence_up_to(info["max-deleted-entry-id"]) if "max-deleted-entry-id" in info else None,
     )
 
 

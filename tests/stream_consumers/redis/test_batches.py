@@ -15,7 +15,7 @@ from stream_consumers.batches import BatchPlan, PositionFacts, Range, Resume, hi
 from stream_consumers.errors import DataLossError, FormatError
 from stream_consumers.messages import DeadLetter, Message, Shard
 from stream_consumers.options import Limits
-from stream_consumers.redis import entries
+from stream_consumers.redis import batches, entries
 from stream_consumers.redis.batches import RedisBatchSource, RedisSplit, plain_entries
 from stream_consumers.redis.entries import MAX_MS, MAX_SUB, read_entry, to_sequence
 from stream_consumers.urls import StreamUrl
@@ -401,3 +401,43 @@ def test_a_deleted_entry_without_a_sequence_stops_nobody(redis_address: str) -> 
     with RedisBatchSource(f"redis://{redis_address}/{stream}") as source:
         (extent,) = source.extents().values()
     assert extent.end == to_sequence("10-0") + 1
+
+
+@pytest.mark.parametrize(("most", "page_size"), [(1, 4096), (1000, 1), (1000, 4096)], ids=["batch", "page", "whole"])
+@pytest.mark.parametrize("is_later", [False, True])
+def test_an_entry_without_a_sequence_stops_the_run_also_at_a_border(
+    redis_address: str, monkeypatch: pytest.MonkeyPatch, most: int, page_size: int, is_later: bool
+) -> None:
+    """The last sequence of a millisecond ends a batch, a page, or what a run has seen of the stream."""
+    monkeypatch.setattr(batches, "SCAN_PAGE_SIZE", page_size)
+    reader = Reader(redis_address)
+    ids = ["5-65534", "5-65535", "5-65536", "6-0"]
+    read: list[int] = []
+    with pytest.raises(FormatError, match="5-65536"):
+        for added in (ids[:2], ids[2:]) if is_later else (ids,):
+            for entry_id in added:
+                reader.client.xadd(reader.name, {"msg": entry_id}, id=entry_id)
+            with RedisBatchSource(reader.url) as source:
+                gap = reader.gap(source)[reader.shard]
+                while reader.position < gap.end:
+                    plan = reader.plan(source, {reader.shard: Range(reader.position, gap.end)}, most)
+                    blocks = [block for split in plan.splits for block in split.read()]
+                    read += [sequence for block in blocks for sequence in block["sequence"].to_pylist()]
+    assert read in ([], [*map(to_sequence, ids[:2])])
+    with RedisBatchSource(reader.url) as source:
+        start, facts = to_sequence("5-65535") + 1, source.server.facts(reader.shard)
+        assert facts is not None
+        assert source.server.look(reader.shard, start, facts)[1:] == (2, 2)
+        assert source.server.count(reader.shard, start, facts.end) == 2
+        assert source.server.count(reader.shard, 0, start) == 2
+
+
+@pytest.mark.parametrize("moved_to", ["5-70000", "18446744073709551615-18446744073709551615"])
+def test_a_group_at_an_id_without_a_sequence_is_moved_back(reader: Reader, moved_to: str) -> None:
+    reader.read()
+    reader.client.xgroup_create(reader.name, "billing", id="0")
+    reader.client.execute_command("XGROUP", "SETID", reader.name, "billing", moved_to)
+    with RedisBatchSource(reader.url) as source:
+        assert source.committed("billing") != {reader.shard: reader.position}
+        source.commit("billing", {reader.shard: reader.position})
+        assert source.committed("billing") == {reader.shard: reader.position}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from stream_consumers.create import StreamSource
-from stream_consumers.errors import FormatError, InvalidOptionError
+from stream_consumers.errors import DataLossError, FormatError, InvalidOptionError
 from stream_consumers.messages import Shard
 from stream_consumers.options import MAX_MEMBER_BYTES, AutoStreamReset, check_member
 from stream_consumers.redis.claims import ClaimedEntries, ClaimName, RedisClaims
@@ -179,3 +179,30 @@ def test_a_stored_time_of_first_delivery_may_be_anything(place: Place, stored: s
         entry = backend.redeliver(place.stream, GROUP, "me", entry_id)
         assert entry is not None
         assert entry.delivery.first_received == entry.delivery.last_received
+
+
+@pytest.mark.parametrize("moved_to", ["5-70000", "18446744073709551615-18446744073709551615"])
+def test_members_of_a_group_at_an_id_without_a_sequence_stop_with_the_command_that_moves_it_back(
+    place: Place, moved_to: str
+) -> None:
+    place.send(range(4))
+    shard = Shard(place.stream)
+    with claims_of(place) as claims:
+        claims.prepare(AutoStreamReset.EARLIEST)
+        held = ClaimedEntries(ClaimName("main", 1, BID), records=2, room=10_000)
+        claims.claim_new(held, shard, 2)
+        written = to_sequence(held.ids[shard][-1]) + 1
+        place.client.xgroup_setid(place.stream, GROUP, moved_to)
+        claims.backlog()
+        assert claims.pending_ends([shard]) == {shard: written}
+        with pytest.raises(DataLossError) as error:
+            claims.check({shard: written})
+        command = f"XGROUP SETID {place.stream} {GROUP} {held.ids[shard][-1].decode()}"
+        assert moved_to in error.value.what
+        assert command in error.value.remedy
+        place.client.execute_command(*command.split())
+        claims.check({shard: written})
+        odd = place.add("1800000000000-70000")
+        place.leave_behind(GROUP, "other", 10)
+        place.client.xdel(place.stream, odd)
+        assert claims.pending_ends([shard]) == {shard: to_sequence("1800000000001-0")}
