@@ -369,7 +369,7 @@ class RedisBatchSource(BatchSource):
         """Return the facts at a position, if the server counts; entries that are already removed count as recorded.
 
         An entry that was deleted since the last facts may have been one after the position, so it counts as not
-        recorded.
+        recorded. If the first entry changed and the highest deleted id did not, earlier entries were trimmed.
         """
         before = self._facts[shard]
         if before.added is None or before.removed is None:
@@ -378,7 +378,8 @@ class RedisBatchSource(BatchSource):
             return PositionFacts(0, 0, 0)
         facts, _, held = self._look(shard, position)
         added = (facts.added or 0) - held
-        if facts.first_or_end > position or (facts.deleted or 0) >= position:
+        is_deleted = facts.deleted != before.deleted or facts.first == before.first
+        if facts.first_or_end > position or ((facts.deleted or 0) >= position and is_deleted):
             added -= max(0, (facts.removed or 0) - before.removed)
         return PositionFacts(added, before.deleted, before.removed)
 

@@ -432,6 +432,14 @@ class RedisClaims(ClosesOnExit):
                 read = str((look.facts.added or 0) - look.most)
             # A count that is too high is removed, so that it hides nothing that is trimmed later.
             if read != counted:
+                if read and shard in written:
+                    _log.warning(
+                        "the count of the entries of %s that group %r has read begins anew, because Redis does not "
+                        "have it: entries before %d that were removed unread are not detected",
+                        shard,
+                        self.group.name,
+                        group.position,
+                    )
                 self._count_as_read(shard, group.position, counted, read)
 
     def account_for(self, shard: Shard, trimmed: TrimmedEntries) -> None:

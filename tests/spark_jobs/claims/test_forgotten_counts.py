@@ -212,6 +212,27 @@ def test_a_forgotten_count_is_no_loss_where_nothing_can_be_gone(stream: ClaimedS
     assert stream.lost() == Range(stream.after(9), to_sequence(stream.ids[-3])), "it is counted again"
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_count_that_begins_anew_is_logged(
+    stream: ClaimedStream, caplog: pytest.LogCaptureFixture, count: int
+) -> None:
+    """Redis forgets it where another client reads before or over a deleted entry, which may not have been delivered."""
+    stream.add_entries(10)
+    stream.client.xdel(stream.key, stream.ids[12])
+    stream.client.xack(stream.key, stream.group, *stream.read_as("other", count))
+    assert stream.read() is None
+    if count == 1:
+        with pytest.raises(DataLossError):
+            stream.check(NO_SPARK)
+        assert not caplog.records, "the entry is still reported"
+    else:
+        stream.check(NO_SPARK)
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+        assert stream.claim() == 6
+        stream.check(NO_SPARK)
+        assert len(caplog.records) == 1
+
+
 @pytest.mark.parametrize("read", [11, 20, 21, 1000, 2**63 - 1])
 def test_a_count_that_is_too_high_hides_no_entry(stream: ClaimedStream, read: int) -> None:
     """Another client has set it; ten entries were read, and ten are not. Nothing is claimed before it is corrected."""
