@@ -202,7 +202,8 @@ class FileBatchSource(BatchSource):
         self._segments: list[Segment] = []
         # Where an earlier batch of the group ended: the last one of this source, and the one of the hint.
         self._ends: tuple[Checkpoint | None, Checkpoint | None] = (None, None)
-        self._is_of_other = False
+        # The streams of which it is unknown where an earlier batch ended.
+        self._unknown: frozenset[str] = frozenset()
         self._extents: dict[Shard, Extent] = {}
         self._lost: dict[Shard, Range] = {}
         with OpenStreamFile(self._path) as file:
@@ -220,6 +221,7 @@ class FileBatchSource(BatchSource):
             # The file may have been replaced since it was last read.
             self._header, self._frozen_size = file.header, file.size
         hinted, is_unknown = self._hinted(resume)
+        self._unknown = self._unknown_streams(hinted, resume)
         first = hinted if hinted is not None and resume is not None and self._is_covered(hinted, resume) else START
         deadline = math.inf if budget_seconds is None else time.monotonic() + budget_seconds
         span = (self._frozen_size - first.offset) // segments.MAX_SEGMENTS
@@ -308,7 +310,7 @@ class FileBatchSource(BatchSource):
         return self._plan_within(open_gaps, limits, parallelism)
 
     def _plan_within(self, gaps: Mapping[Shard, Range], limits: Limits, parallelism: int) -> BatchPlan:
-        batch = PlannedBatch(gaps, limits, is_begun=bool(self._previous_end(gaps)) or self._is_of_other)
+        batch = PlannedBatch(gaps, limits, is_begun=bool(self._previous_end(gaps) or self._unknown))
         for segment in self._segments_from(gaps):
             if not batch.take(segment):
                 for part in self._scan_segments(segment.begin, segment.end.offset):
@@ -343,8 +345,8 @@ class FileBatchSource(BatchSource):
     def _segments_from(self, gaps: Mapping[Shard, Range]) -> Iterator[Segment]:
         """Yield the segments of the last :meth:`extents`, from the last one before all gaps, else all of them.
 
-        They begin earlier if there is damage since the last batch. If that was of another file, it is unknown where the
-        last one of this file ended, and they begin with the damage that may be a message of a gap.
+        They begin earlier if there is damage since the last batch. If it is unknown where that ended, they begin with
+        the damage that may be a message of a gap.
         """
         numbers = reversed(range(len(self._segments)))
         first = next((number for number in numbers if self._segments[number].begin.is_before(gaps)), None)
@@ -352,11 +354,10 @@ class FileBatchSource(BatchSource):
             yield from self._scan_segments(START, self._end, frames=segments.CHECKPOINT_FRAMES)
             return
         previous = self._previous_end(gaps)
+        unknown = {shard: gap for shard, gap in gaps.items() if shard.stream in self._unknown}
         for number, earlier in enumerate(self._segments[:first]):
-            is_since = (
-                earlier.end.offset > previous.offset if previous else self._is_of_other and earlier.may_lack(gaps)
-            )
-            if earlier.has_damage and is_since:
+            is_after = previous is not None and earlier.end.offset > previous.offset
+            if earlier.has_damage and (is_after or earlier.may_lack(unknown)):
                 first = number
                 break
         segment, last = self._segments[first], self._ends[0]
@@ -484,9 +485,7 @@ class FileBatchSource(BatchSource):
         hint = resume.hint if resume else None
         if not resume or not hint or hint.get("created_at_ms") != self._header.created_at_ms:
             # The hint is missing, or belongs to another file that the group ingests into the same table.
-            self._is_of_other = bool(hint and "created_at_ms" in hint)
             return None, True
-        self._is_of_other = False
         offset, total = hint.get("offset"), hint.get("missing")
         try:
             positions = _parsed(hint.get("positions"))
@@ -501,6 +500,14 @@ class FileBatchSource(BatchSource):
         if not HEADER_SIZE <= offset <= self._frozen_size or hint.get("tail") != self._tail_checksum(offset):
             return None, True
         return Checkpoint(offset, positions, missing), False
+
+    def _unknown_streams(self, hinted: Checkpoint | None, resume: Resume | None) -> frozenset[str]:
+        """Return the streams that the hint says nothing about; none if the group has read no file before."""
+        hint = (resume.hint if resume else None) or {}
+        if "created_at_ms" not in hint:
+            return frozenset()
+        listed = hint.get("streams")
+        return self._streams.difference(listed if hinted is not None and isinstance(listed, list) else ())
 
     def _is_covered(self, end: Checkpoint, resume: Resume) -> bool:
         """Return whether no message before the end of a batch is to be read.

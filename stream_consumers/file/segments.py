@@ -66,9 +66,9 @@ class Segment:
 
     def may_lack(self, gaps: Mapping[Shard, Range]) -> bool:
         """Return whether damage in the segment may be a message of a gap, or come before one."""
-        missing = self.end.missing
+        missing, positions = self.end.missing, self.end.positions
         return any(
-            gap.start <= self.end.positions.get(shard, 1) + missing.total - missing.before.get(shard, 0)
+            shard not in positions or gap.start <= positions[shard] + missing.total - missing.before.get(shard, 0)
             for shard, gap in gaps.items()
         )
 

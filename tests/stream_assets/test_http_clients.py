@@ -17,6 +17,7 @@ from spark_jobs.decoding.schema_registry import SchemaRegistry
 from stream_assets import UnityCatalog, catalogs
 from stream_consumers.errors import (
     CatalogUnavailableError,
+    InvalidOptionError,
     SchemaMismatchError,
     SchemaRegistryError,
     StreamAssetsError,
@@ -114,7 +115,7 @@ def test_an_answer_that_never_ends_is_waited_for_for_a_while(
 
 
 @pytest.mark.parametrize(
-    ("client", "error"), [("unity", CatalogUnavailableError), ("registry", SchemaMismatchError)], ids=CLIENTS
+    ("client", "error"), [("unity", InvalidOptionError), ("registry", SchemaMismatchError)], ids=CLIENTS
 )
 def test_an_answer_without_end_is_read_up_to_a_size(
     client: str, error: type[StreamAssetsError], server: tuple[str, list[Answer]], monkeypatch: pytest.MonkeyPatch

@@ -370,7 +370,9 @@ def test_damage_before_messages_that_a_move_passes_is_a_dead_letter(
 
 
 @pytest.mark.parametrize("more", [0, 40])
-@pytest.mark.parametrize("hint", ["planned twice", "of another file", "of fewer streams"])
+@pytest.mark.parametrize(
+    "hint", ["planned twice", "of another file", "of fewer streams", "of a file that was cut", "of another form"]
+)
 def test_damage_before_messages_that_a_move_passes_is_a_dead_letter_whatever_the_hint(
     tmp_path: Path, hint: str, more: int
 ) -> None:
@@ -387,14 +389,32 @@ def test_damage_before_messages_that_a_move_passes_is_a_dead_letter_whatever_the
     (damage,) = damages(items(path))
     reader.positions[SHARDS[1]] = 3 + more
     assert reader.hint is not None
-    if hint == "of another file":
-        reader.hint = {**reader.hint, "created_at_ms": 7}
+    changes = {
+        "of another file": {"created_at_ms": 7},
+        "of a file that was cut": {"tail": 7},
+        "of another form": {"offset": "7"},
+    }
+    reader.hint = {**reader.hint, **changes.get(hint, {})}
     with FileBatchSource(reader.url) as source:
         extents = source.extents(resume=Resume(reader.positions, reader.hint))
         for _ in range(2):
             plan = source.plan(gaps_of(extents, reader.positions), limits=Limits(), parallelism=1)
             assert plan is not None
             assert ("orders", 0, None, damage.offset) in set(read(plan))
+
+
+def test_the_damaged_first_message_of_a_stream_that_is_added_is_a_dead_letter(tmp_path: Path) -> None:
+    """Many messages that were read before come between it and the next message of the stream."""
+    messages = [*numbered(5), Sent(CLICKS, 1, 1, b"1"), *numbered(40, first=6), Sent(CLICKS, 2, 2, b"2")]
+    path = write_file(tmp_path / "orders.ss", [*messages, Sent(CLICKS, 3, 3, b"3")], interval=1024 * 1024)
+    first = items(path)[5]
+    flip(path, field_offset(first, 60, first_bit=64)[0], field_offset(first, 60, first_bit=64)[1])
+    (damage,) = damages(items(path))
+    reader = Reader(url_of(path))
+    reader.drain()
+    both = Reader(url_of(path, "orders", "clicks"))
+    both.positions, both.hint = reader.positions, reader.hint
+    assert both.drain() == Counter([("clicks", 0, None, damage.offset), ("clicks", 0, 2, None), ("clicks", 0, 3, None)])
 
 
 def test_a_batch_ends_with_its_last_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
