@@ -665,6 +665,8 @@ def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
 def _superseded(rows: Iterable[Mapping[str, Any]]) -> set[tuple[object, ...]]:
     """Return the keys of dead letters without a sequence that a dismissal or a newer one of their offset replaces.
 
+    The newer one has the same reason.
+
     Args:
         rows: those that count otherwise.
     """
@@ -675,9 +677,9 @@ def _superseded(rows: Iterable[Mapping[str, Any]]) -> set[tuple[object, ...]]:
     for row, key in zip(ordered, keys):
         # A lost range has no offset.
         if row["offset"] is not None and key not in found:
-            place = (row["_stream"], row["_shard"], row["offset"])
-            found |= {newest.get(place, key)} - {key}
-            newest[place] = key
+            # The reason tells other damage from this one if the file has lost what was before it.
+            found |= {newest.get(key[1:], key)} - {key}
+            newest[key[1:]] = key
     return found
 
 

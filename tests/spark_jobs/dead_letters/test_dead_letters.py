@@ -149,6 +149,10 @@ def test_damage_of_a_file_that_was_read_again_counts_once(tmp_path: Path) -> Non
     made.commit(4, "b4", {ORDERS: Range(0, 100)}, dead=1)
     found = statuses()
     assert (found["b3", 640], found["b4", 640]) == ("replaced", "counts")
+    made.add(ORDERS, None, offset=640, batch="b5", number=5, is_message=False, reason="sequence 3 comes after 9")
+    made.commit(5, "b5", {ORDERS: Range(0, 100)}, dead=1)
+    found = statuses()
+    assert (found["b4", 640], found["b5", 640]) == ("counts", "counts"), "the file lost what was before it"
 
 
 @pytest.mark.parametrize(
