@@ -677,7 +677,7 @@ def _superseded(rows: Iterable[Mapping[str, Any]]) -> set[tuple[object, ...]]:
     for row, key in zip(ordered, keys):
         # A lost range has no offset.
         if row["offset"] is not None and key not in found:
-            # The reason tells other damage from this one if the file has lost what was before it.
+            # If a file loses its oldest messages, other damage may be at this offset, most often for another reason.
             found |= {newest.get(key[1:], key)} - {key}
             newest[key[1:]] = key
     return found

@@ -200,8 +200,9 @@ class FileBatchSource(BatchSource):
         self._path = Path(url.path).absolute()
         self._streams = frozenset(url.required_streams())
         self._segments: list[Segment] = []
-        # Where an earlier batch of the group ended: the last one of this source, and the one of the hint.
-        self._ends: tuple[Checkpoint | None, Checkpoint | None] = (None, None)
+        # Where earlier batches of the group ended: the last one that this source planned, and that of the hint.
+        self._last_end: Checkpoint | None = None
+        self._hinted_end: Checkpoint | None = None
         # The streams of which it is unknown where an earlier batch ended.
         self._unknown: frozenset[str] = frozenset()
         self._extents: dict[Shard, Extent] = {}
@@ -226,7 +227,7 @@ class FileBatchSource(BatchSource):
         deadline = math.inf if budget_seconds is None else time.monotonic() + budget_seconds
         span = (self._frozen_size - first.offset) // segments.MAX_SEGMENTS
         scan = SegmentScan(first, self._streams, frames=segments.CHECKPOINT_FRAMES, span=span)
-        self._segments, self._ends = [], (None, hinted)
+        self._segments, self._last_end, self._hinted_end = [], None, hinted
         self._tail, self.is_exact = None, True
         with self._scanner(first) as scanner:
             self._segments += scan.segments(self._blocks(scanner, scan, deadline))
@@ -321,8 +322,7 @@ class FileBatchSource(BatchSource):
                 break
         ends = batch.ends if batch.is_full else {shard: gap.end for shard, gap in gaps.items()}
         ranges = {shard: Range(gaps[shard].start, end) for shard, end in sorted(ends.items())}
-        last = batch.parts[-1].end
-        self._ends = (last, self._ends[1])
+        last = self._last_end = batch.parts[-1].end
         hint = {
             "created_at_ms": self._header.created_at_ms,
             "offset": last.offset,
@@ -340,7 +340,8 @@ class FileBatchSource(BatchSource):
 
     def _previous_end(self, gaps: Mapping[Shard, Range]) -> Checkpoint | None:
         """Return where an earlier batch ended, if that is before all gaps."""
-        return next((end for end in self._ends if end is not None and end.is_before(gaps)), None)
+        ends = (self._last_end, self._hinted_end)
+        return next((end for end in ends if end is not None and end.is_before(gaps)), None)
 
     def _segments_from(self, gaps: Mapping[Shard, Range]) -> Iterator[Segment]:
         """Yield the segments of the last :meth:`extents`, from the last one before all gaps, else all of them.
@@ -360,7 +361,7 @@ class FileBatchSource(BatchSource):
             if earlier.has_damage and (is_after or earlier.may_lack(unknown)):
                 first = number
                 break
-        segment, last = self._segments[first], self._ends[0]
+        segment, last = self._segments[first], self._last_end
         if last is not None and segment.begin.offset < last.offset < segment.end.offset and last.is_before(gaps):
             # The previous plan ended within this segment.
             yield from self._scan_segments(last, segment.end.offset)

@@ -281,9 +281,9 @@ class _ByShard:
         return dict(zip(self._shards, (self._ends() - self._firsts).tolist()))
 
 
-def _greatest_next(shard: Shard, last: Mapping[Shard, int], missing: Missing) -> int:
-    """Return the greatest sequence of the next message of a shard that is no jump."""
-    return max(last.get(shard, -1), 0) + 1 + missing.total - missing.before.get(shard, 0)
+def greatest_next(shard: Shard, last: int, missing: Missing) -> int:
+    """Return the greatest sequence of the next message of a shard that is no jump; ``last`` is -1 before the first."""
+    return max(last, 0) + 1 + missing.total - missing.before.get(shard, 0)
 
 
 @lru_cache(maxsize=1024)
@@ -638,7 +638,7 @@ class FrameScanner(_FrameReader, ClosesOnExit):
 
         If so, damage that was just read may be one of these messages, or the one with this sequence.
         """
-        is_near = sequence <= _greatest_next(shard, self._last, self._missing)
+        is_near = sequence <= greatest_next(shard, self._last.get(shard, -1), self._missing)
         return is_near or (shard not in self._last and self._begins_with_any_sequence())
 
     def has_unfinished_message(self) -> bool:
@@ -787,7 +787,7 @@ class FrameScanner(_FrameReader, ClosesOnExit):
         last = self._last.get(shard, -1)
         if sequence <= last:
             return Damage(offset, end, f"sequence {sequence} comes after {last} in {shard}: it must grow", shard)
-        if sequence > _greatest_next(shard, self._last, self._missing):
+        if sequence > greatest_next(shard, self._last.get(shard, -1), self._missing):
             reason = f"sequence {sequence} is not the next one in {shard}"
             if isinstance(found, Damage):
                 return Damage(offset, end, f"{found.reason}; {reason}", shard)
@@ -809,7 +809,7 @@ class FrameScanner(_FrameReader, ClosesOnExit):
         later sequences prove it. What more bytes can no longer change is decided, so that all readers agree.
         """
         shard, sequence = jump.shard, jump.sequence
-        explained = _greatest_next(shard, self._last, self._missing)
+        explained = greatest_next(shard, self._last.get(shard, -1), self._missing)
         greater = between = count = 0
         for item in self._following(jump.end):
             count += 1

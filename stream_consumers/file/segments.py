@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from stream_consumers.batches import Range, add_counts
 from stream_consumers.file.format import HEADER_SIZE
-from stream_consumers.file.scanner import NO_MISSING, Damage, Frame, Missing, Run
+from stream_consumers.file.scanner import NO_MISSING, Damage, Frame, Missing, Run, greatest_next
 from stream_consumers.messages import INTERNAL_KEY, Shard
 from stream_consumers.options import Limits
 
@@ -66,9 +66,9 @@ class Segment:
 
     def may_lack(self, gaps: Mapping[Shard, Range]) -> bool:
         """Return whether damage in the segment may be a message of a gap, or come before one."""
-        missing, positions = self.end.missing, self.end.positions
+        positions = self.end.positions
         return any(
-            shard not in positions or gap.start <= positions[shard] + missing.total - missing.before.get(shard, 0)
+            shard not in positions or gap.start <= greatest_next(shard, positions[shard] - 1, self.end.missing)
             for shard, gap in gaps.items()
         )
 
