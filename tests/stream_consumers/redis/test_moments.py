@@ -30,12 +30,13 @@ REMOVALS = {
 }
 removals = pytest.mark.parametrize("remove", REMOVALS.values(), ids=REMOVALS)
 pages = pytest.mark.parametrize(
-    ("page_size", "tries"),
+    "moments",
     [
-        pytest.param(5000, 5, id="one page"),
-        pytest.param(4, 5, id="two pages", marks=pytest.mark.slow),
-        pytest.param(4, 1, id="uncertain"),
+        pytest.param((5000, 5), id="one page"),
+        pytest.param((4, 5), id="two pages", marks=pytest.mark.slow),
+        pytest.param((4, 1), id="uncertain"),
     ],
+    indirect=True,
 )
 
 
@@ -87,7 +88,11 @@ class Moments:
 
 
 @pytest.fixture
-def moments(monkeypatch: pytest.MonkeyPatch) -> Moments:
+def moments(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Moments:
+    """Moments of a count with pages of the given size, which is repeated at most the given number of times."""
+    page_size, tries = getattr(request, "param", (server.COUNT_PAGE_SIZE, server.LOOK_TRIES))
+    monkeypatch.setattr(server, "COUNT_PAGE_SIZE", page_size)
+    monkeypatch.setattr(server, "LOOK_TRIES", tries)
     return Moments(monkeypatch)
 
 
@@ -160,11 +165,7 @@ def report(claims: RedisClaims, shard: Shard, lost: list[Range]) -> bool:
 
 @pages
 @removals
-def test_a_plan_reports_what_is_removed_at_any_moment_of_it(
-    place: Place, moments: Moments, monkeypatch: pytest.MonkeyPatch, remove: Any, page_size: int, tries: int
-) -> None:
-    monkeypatch.setattr(server, "COUNT_PAGE_SIZE", page_size)
-    monkeypatch.setattr(server, "LOOK_TRIES", tries)
+def test_a_plan_reports_what_is_removed_at_any_moment_of_it(place: Place, moments: Moments, remove: Any) -> None:
     for number in moments.each():
         group, added = begin(place)
         group.read(3)
@@ -178,17 +179,9 @@ def test_a_plan_reports_what_is_removed_at_any_moment_of_it(
 @removals
 @pytest.mark.parametrize("is_hole", [False, True])
 def test_what_is_removed_while_a_position_is_set_is_reported(
-    place: Place,
-    moments: Moments,
-    monkeypatch: pytest.MonkeyPatch,
-    remove: Any,
-    page_size: int,
-    tries: int,
-    is_hole: bool,
+    place: Place, moments: Moments, remove: Any, is_hole: bool
 ) -> None:
     """A group begins in the middle, or a batch fills a hole before entries that are in the table."""
-    monkeypatch.setattr(server, "COUNT_PAGE_SIZE", page_size)
-    monkeypatch.setattr(server, "LOOK_TRIES", tries)
     for number in moments.each():
         group, added = begin(place)
         place.client.xdel(place.stream, "9-1")
@@ -201,12 +194,11 @@ def test_what_is_removed_while_a_position_is_set_is_reported(
         group.check([*added[4:8], added[9]])
 
 
+@pytest.mark.parametrize("moments", [(3, 1)], indirect=True)
 def test_what_is_trimmed_before_the_position_does_not_blur_a_count_of_many_pages(
-    place: Place, moments: Moments, monkeypatch: pytest.MonkeyPatch
+    place: Place, moments: Moments
 ) -> None:
     """The only deleted entry after the position is on the first page."""
-    monkeypatch.setattr(server, "COUNT_PAGE_SIZE", 3)
-    monkeypatch.setattr(server, "LOOK_TRIES", 1)
     is_exact = []
     for number in moments.each():
         group, added = begin(place)
@@ -239,11 +231,7 @@ def test_a_cluster_is_looked_at_in_one_moment(nodes: list[str]) -> None:
 
 @pages
 @removals
-def test_claims_report_what_is_removed_at_any_moment(
-    place: Place, moments: Moments, monkeypatch: pytest.MonkeyPatch, remove: Any, page_size: int, tries: int
-) -> None:
-    monkeypatch.setattr(server, "COUNT_PAGE_SIZE", page_size)
-    monkeypatch.setattr(server, "LOOK_TRIES", tries)
+def test_claims_report_what_is_removed_at_any_moment(place: Place, moments: Moments, remove: Any) -> None:
     for number in moments.each():
         group, added = begin(place)
         lost: list[Range] = []
