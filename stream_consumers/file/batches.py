@@ -200,7 +200,8 @@ class FileBatchSource(BatchSource):
         self._path = Path(url.path).absolute()
         self._streams = frozenset(url.required_streams())
         self._segments: list[Segment] = []
-        # Where earlier batches of the group ended: the last one that this source planned, and that of the hint.
+        # Where earlier batches of the group ended: the last one that was planned, unless the ledger shows that
+        # it was not written, and that of the hint. A scan may begin at the first of the two only.
         self._last_end: Checkpoint | None = None
         self._hinted_end: Checkpoint | None = None
         # The streams of which it is unknown where an earlier batch ended.
@@ -258,6 +259,16 @@ class FileBatchSource(BatchSource):
             if time.monotonic() > deadline and scan.offset > begin:
                 self.is_exact = False
                 return
+
+    def remember(self, resume: Resume) -> None:
+        """See :meth:`stream_consumers.batches.BatchSource.remember`; a planned batch that was not written is forgotten.
+
+        The damage in it comes with the next batch.
+        """
+        hinted, _ = self._hinted(resume)
+        self._hinted_end, self._unknown = hinted, self._unknown_streams(hinted, resume)
+        if self._last_end != hinted:
+            self._last_end = hinted if hinted is not None and self._is_covered(hinted, resume) else None
 
     def lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
         """See :meth:`stream_consumers.batches.BatchSource.lost`.

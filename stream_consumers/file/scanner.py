@@ -661,7 +661,7 @@ class FrameScanner(_FrameReader, ClosesOnExit):
         """Return whether the bytes after the last item contain intact messages.
 
         These may be messages that only other programs read, because one of their numbers exceeds our limits. The answer
-        is also true if more bytes look like messages than can be checked in a short time.
+        is also true if there are more bytes, or more that look like messages, than can be checked in a short time.
         """
         tail = self._file.read(self.offset, min(TAIL_BYTES, self.incomplete_bytes))
         left = TAIL_BYTES
@@ -669,7 +669,7 @@ class FrameScanner(_FrameReader, ClosesOnExit):
             if left <= 0 or cdma2000(tail[begin:end]) == int.from_bytes(tail[end : end + 2], "big"):
                 return True
             left -= max(MIN_RUN_BYTES, end - begin)
-        return False
+        return self.incomplete_bytes > len(tail)
 
     def check_in_place(self) -> None:
         """Check that the open file is still the one at its path, so that new messages will be read.

@@ -95,10 +95,13 @@ class Reader:
                 if plan is None:
                     break
                 self.last.update(source.last_messages(plan.ranges))
-            self.rows.update(read(plan))
-            self.positions.update({shard: covered.end for shard, covered in plan.ranges.items()})
-            self.hint = json.loads(json.dumps(plan.hint))
+            self.write(plan)
         return self.rows
+
+    def write(self, plan: BatchPlan) -> None:
+        self.rows.update(read(plan))
+        self.positions.update({shard: covered.end for shard, covered in plan.ranges.items()})
+        self.hint = json.loads(json.dumps(plan.hint))
 
     def lost(self) -> set[Shard]:
         """The shards of which the file has lost messages that were read."""
@@ -297,7 +300,6 @@ def test_damage_is_reported_if_a_shard_may_lack_a_message_there(tmp_path: Path, 
     """Each shard begins somewhere, as after a move or from a time; messages below that are never read."""
     path = damaged_file(tmp_path / "orders.ss")
     chosen = random.Random(seed)
-    whole = [item for item in items(path) if item.shard is None or item.shard in SHARDS]
     reader = Reader(url_of(path))
     starts = {shard: chosen.choice([1, chosen.randint(1, 80)]) for shard in SHARDS}
     reader.positions = dict(starts)
@@ -305,6 +307,38 @@ def test_damage_is_reported_if_a_shard_may_lack_a_message_there(tmp_path: Path, 
     moved = chosen.choice(SHARDS)
     starts[moved] = reader.positions[moved] = min(81, reader.positions[moved] + chosen.randint(0, 30))
     reader.drain(max_records=chosen.choice([1, 4, 20, 1000]))
+    check_damage(path, reader, starts)
+
+
+@pytest.mark.parametrize("seed", range(examples(12)))
+def test_damage_of_a_batch_that_was_not_written_is_reported_by_the_same_run(tmp_path: Path, seed: int) -> None:
+    """Another run moves a shard before the batch is written, so it is planned again."""
+    path = damaged_file(tmp_path / "orders.ss")
+    chosen = random.Random(seed)
+    reader = Reader(url_of(path))
+    starts = {shard: 1 for shard in SHARDS}
+    reader.drain(max_records=chosen.choice([1, 4, 20]), batches=1)
+    moves = [chosen.choice(SHARDS)]
+    with FileBatchSource(reader.url) as source:
+        extents = source.extents(resume=Resume(reader.positions, reader.hint))
+        while True:
+            source.remember(Resume(reader.positions, reader.hint))
+            limits = Limits(max_records=chosen.choice([1, 4, 20]))
+            plan = source.plan(gaps_of(extents, reader.positions), limits=limits, parallelism=1)
+            if plan is None:
+                break
+            if moves and chosen.random() < 0.3:
+                moved = moves.pop()
+                end = plan.ranges[moved].end if moved in plan.ranges else reader.positions.get(moved, 1)
+                starts[moved] = reader.positions[moved] = min(81, end + chosen.choice([0, chosen.randint(0, 10)]))
+            elif chosen.random() < 0.8:
+                reader.write(plan)
+    check_damage(path, reader, starts)
+
+
+def check_damage(path: Path, reader: Reader, starts: Mapping[Shard, int]) -> None:
+    """Check that each damage is reported once, unless every shard began after it."""
+    whole = [item for item in items(path) if item.shard is None or item.shard in SHARDS]
     first = min(item.offset for item in whole if item.shard and (item.sequence or 0) >= starts[item.shard])
     known = {row[3] for row in reader.rows if row[2] is None}
     for place, damage in enumerate(whole):

@@ -665,3 +665,18 @@ def test_a_tail_that_looks_like_many_messages_is_checked_for_a_bounded_time(
         assert len(list(scanner)) == 1
         assert not scanner.has_unfinished_message()
     assert 0 < sum(sums) <= 2 * 64 * 1024
+
+
+def test_more_bytes_after_the_last_message_than_are_searched_may_contain_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_scanner, "TAIL_BYTES", 4096)
+    path = write_file(
+        tmp_path / "orders.ss", [Sent(ORDERS, 1, START_MS, b"x" * 5000), *numbered(9, first=2)], interval=2**30
+    )
+    content = bytearray(path.read_bytes())
+    content[HEADER_SIZE + 1 + len("orders") + FRAME_FIELDS.size - 4] ^= 1  # The length of the first payload.
+    path.write_bytes(content)
+    with FileProducer(f"file://{path}/orders") as producer:
+        producer.send(b"new")
+    assert path.read_bytes()[: len(content)] == bytes(content)
