@@ -32,7 +32,8 @@ demo-airflow: setup ## The same on a real Airflow, in .demo/airflow: the message
 dev: setup ## Open the Dagster UI on the demo's data (http://127.0.0.1:3000)
 	@test -f .demo/orders.ss || echo "no demo data yet: the sensor will say so until you run make demo"
 	@mkdir -p .demo && chmod 700 .demo && mkdir -p -m 700 .demo/dagster
-	@private="$$(mktemp -d)" && trap 'rm -rf "$$private"' EXIT && TMPDIR="$$private" DAGSTER_HOME=$(CURDIR)/.demo/dagster \
+	@private="$$($(BIN)/python -c 'from stream_assets.cli.demo import temporary_folder; print(temporary_folder())')" \
+		&& TMPDIR="$$private" DAGSTER_HOME=$(CURDIR)/.demo/dagster \
 		PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/dg dev -w workspace.yaml -h 127.0.0.1
 
 pictures: setup ## The pictures of the UIs of Dagster and Airflow in docs/images, by the tests that look at its pages

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +22,7 @@ from rich.progress import Progress
 from sqlalchemy.exc import OperationalError
 
 from spark_jobs.batches.ingestion import Ingestion
-from spark_jobs.jars import CACHE_VARIABLE, cache_folder, check_parents, delta_jars
+from spark_jobs.jars import CACHE_VARIABLE, cache_folder, check_parents, delta_jars, own_folder
 from spark_jobs.ledger.table_rows import scan
 from spark_jobs.verify import verify
 from stream_assets.cli.output import print_rows, progress_bar
@@ -41,6 +42,8 @@ OTHER_FAILURES = 2
 RECORDS_VARIABLE = "STREAM_ASSETS_DEMO_RECORDS"
 DEADLINE_SECONDS = 1200.0
 POLL_SECONDS = 0.5
+LONGEST_TEMPORARY_FOLDER = 70
+"""In bytes: the path of a socket has at most 107, and its name has up to 32."""
 ENDED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
 _DAGSTER_YAML = """\
 telemetry:
@@ -145,15 +148,28 @@ def produce(folder: DemoFolder, progress: Progress) -> None:
                 progress.update(task, completed=index + 1)
 
 
+def temporary_folder() -> str:
+    """Return a private folder for ``TMPDIR``, in the cache if possible.
+
+    Code servers have their sockets in it, and Spark loads native code from it. It is not removed, because a Spark
+    server uses it after the demo has ended, and in a shared folder another user could create it again.
+    """
+    with suppress(OSError, UntrustedFileError):
+        folder = own_folder(cache_folder().absolute()) / "tmp"
+        if len(os.fsencode(folder)) <= LONGEST_TEMPORARY_FOLDER:
+            folder.mkdir(exist_ok=True)
+            folder.chmod(0o700)
+            return str(folder)
+    return tempfile.mkdtemp()
+
+
 @contextmanager
 def _daemon(folder: DemoFolder) -> Iterator[Path]:
     """Run a real Dagster daemon on the workspace of this project, and end it by its process id."""
     workspace = Path(__file__).parents[1] / "definitions.py"
-    # Code servers have their sockets in it. In a shared folder, another user could take the place of one.
-    temporary = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
     environment = {
         **os.environ,
-        "TMPDIR": temporary.name,
+        "TMPDIR": temporary_folder(),
         "DAGSTER_HOME": str(folder.dagster_home),
         "STREAM_ASSETS_DEMO": str(folder.path),
         CACHE_VARIABLE: str(cache_folder().absolute()),
@@ -162,7 +178,7 @@ def _daemon(folder: DemoFolder) -> Iterator[Path]:
     }
     log = folder.path / "daemon.log"
     command = [sys.executable, "-m", "dagster._daemon", "run", "-f", str(workspace), "-d", str(folder.path)]
-    with temporary, log.open("wb") as output:
+    with log.open("wb") as output:
         process = subprocess.Popen(  # noqa: S603 - fixed words
             command,
             env=environment,
@@ -262,7 +278,12 @@ def _print_ui_command(folder: DemoFolder) -> None:
     """Print how to view the runs; Dagster's web server is an extra, because nothing else needs it."""
     if find_spec("dagster_webserver") is None:
         console.print("to see the runs in the Dagster UI, first: pip install 'stream-assets[demo]'", markup=False)
-    names = f"DAGSTER_HOME={folder.dagster_home} STREAM_ASSETS_DEMO={folder.path}"
+    values = {
+        "DAGSTER_HOME": folder.dagster_home,
+        "STREAM_ASSETS_DEMO": folder.path,
+        "TMPDIR": temporary_folder(),
+    }
+    names = " ".join(f"{name}={shlex.quote(str(value))}" for name, value in values.items())
     console.print(
         f"the Dagster UI of these runs: {names} dg dev -m stream_assets.definitions", markup=False, soft_wrap=True
     )

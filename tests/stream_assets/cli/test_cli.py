@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FunctionType
 from typing import cast
 from unittest.mock import create_autospec
@@ -17,7 +18,8 @@ import pytest
 from click.testing import Result
 from pyspark.sql import SparkSession
 
-from stream_assets.cli.demo import DemoFolder, _daemon, make_empty
+from spark_jobs.jars import CACHE_VARIABLE
+from stream_assets.cli.demo import LONGEST_TEMPORARY_FOLDER, DemoFolder, _daemon, make_empty, temporary_folder
 from stream_assets.cli.ingest_commands import _listed
 from stream_assets.cli.machine_commands import _java_version, doctor
 from stream_assets.cli.options import _imported
@@ -283,6 +285,20 @@ def test_the_demo_imports_nothing_from_here_nor_shares_sockets(tmp_path: Path, m
     (tmp_path / ".demo").mkdir()
     with _daemon(DemoFolder(tmp_path / ".demo", 8000)):
         ((command,), options) = started.call_args
-        assert Path(options["env"]["TMPDIR"]).stat().st_mode & 0o777 == 0o700
+    temporary = Path(options["env"]["TMPDIR"])
+    assert temporary.stat().st_mode & 0o777 == 0o700, "a Spark server may still use it"
     assert options["cwd"] == tmp_path / ".demo"
     assert str(tmp_path) not in command
+
+
+@pytest.mark.parametrize(("name", "is_in_cache"), [("c", True), ("c" * LONGEST_TEMPORARY_FOLDER, False)])
+def test_the_temporary_folder_of_the_demo_is_private_and_short(
+    monkeypatch: pytest.MonkeyPatch, name: str, is_in_cache: bool
+) -> None:
+    with TemporaryDirectory() as parent:
+        monkeypatch.setenv(CACHE_VARIABLE, f"{parent}/{name}")
+        monkeypatch.setattr("tempfile.tempdir", parent)
+        folder = Path(temporary_folder())
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert folder.is_relative_to(Path(parent, name)) == is_in_cache
+        assert len(str(folder)) <= LONGEST_TEMPORARY_FOLDER
