@@ -60,6 +60,13 @@ MAX_DEFAULT_LENGTH = 10_000
 """The longest default of a field, in characters, with the defaults within it: each row can have it many times."""
 # The size of values of these types in bytes; values of other types begin with their size.
 _SIZES = {"null": 0, "boolean": 1, "float": 4, "double": 8}
+MAX_MEMORY_PER_BYTE = 2048
+"""The most memory that decoding an item of an array or a map may need for each byte of the item, in bytes.
+
+A message of 1 MB, the most that a broker accepts by default, then needs no more than a decoder may use.
+"""
+# The memory of decoded and converted values with their place in a record or a list, in bytes; measured.
+_NULL_MEMORY, _VALUE_MEMORY, _RECORD_MEMORY, _COLUMN_MEMORY = 24, 64, 200, 8
 # The Python types of defaults in JSON.
 _DEFAULTS: dict[str, Any] = {
     "null": type(None),
@@ -82,11 +89,13 @@ class AvroReader:
         is_one: whether the whole value is one column.
 
     Raises:
-        SchemaMismatchError: the reader's schema cannot read values of the writer's schema.
+        SchemaMismatchError: the reader's schema cannot read values of the writer's schema, or small payloads may need
+            too much memory; see :data:`MAX_MEMORY_PER_BYTE`.
     """
 
     def __init__(self, writer: AvroType, reader: AvroType, schema: pa.Schema, *, is_one: bool) -> None:
         fastavro = import_library("fastavro", extra="avro")
+        _excess_memory(writer, (reader,))
         self._decode = fastavro.schemaless_reader
         library = _LibrarySchema()
         self._schema = fastavro.parse_schema(library.schema(writer))
@@ -186,8 +195,6 @@ class _LibrarySchema:
             fields = [{"name": field.name, "type": self.schema(field.type)} for field in kind.fields]
             made = {"type": "record", "name": self._name(), "fields": fields}
         elif kind.kind == "array":
-            if not _fewest_bytes(kind.parts[0]):
-                raise SchemaMismatchError("the items of an array have no bytes, so it has no end", remedy=_REMEDY)
             made = {"type": "array", "items": self.schema(kind.parts[0])}
         elif kind.kind == "map":
             # It has the same bytes; in a map the library would keep only one of two values of a key.
@@ -225,10 +232,74 @@ def _branch(place: int) -> str:
     return f"branch_{place}"
 
 
-def _fewest_bytes(kind: AvroType) -> int:
-    if kind.kind == "record":
-        return sum(_fewest_bytes(field.type) for field in kind.fields)
-    return {"null": 0, "fixed": kind.size}.get(kind.kind, 1)
+def _excess_memory(writer: AvroType, readers: Sequence[AvroType]) -> int:
+    """Return how much more memory any value of a type may need than its bytes in a payload allow, in bytes.
+
+    The result is negative if each value needs less. It excludes the items of arrays and maps, because an item never
+    needs more than its bytes allow.
+
+    Args:
+        writer: the type that was written.
+        readers: the types that a value is converted to; aliases can make these several.
+
+    Raises:
+        SchemaMismatchError: an item of an array or a map may need more, and a payload may have any number of items.
+    """
+    # A value of one of several branches is in a dictionary that names its branch.
+    if writer.kind == "union":
+        wrapper = _RECORD_MEMORY if len(writer.branches) > 1 else 0
+        parts = (_excess_memory(part, () if part.kind == "null" else readers) for part in writer.parts)
+        return wrapper + max(parts, default=0) - MAX_MEMORY_PER_BYTE
+    if writer.kind == "null":
+        return _NULL_MEMORY + _COLUMN_MEMORY * sum(map(_count_columns, readers))
+    branches = [branch for reader in readers for branch in reader.branches]
+    excess = _RECORD_MEMORY * sum(len(reader.branches) > 1 for reader in readers)
+    if writer.kind == "record":
+        return excess + _excess_of_record(writer, [branch for branch in branches if _is_alike(writer, branch)])
+    if writer.kind in ("array", "map"):
+        _check_items(writer, [branch for branch in branches if branch.kind == writer.kind])
+    fewest_bytes = {**_SIZES, "fixed": writer.size}.get(writer.kind, 1)
+    return excess + _VALUE_MEMORY * (1 + len(readers)) - MAX_MEMORY_PER_BYTE * fewest_bytes
+
+
+def _check_items(writer: AvroType, readers: Sequence[AvroType]) -> None:
+    (item,) = writer.parts
+    excess = _excess_memory(item, [reader.parts[0] for reader in readers])
+    if writer.kind == "map":
+        excess += _RECORD_MEMORY + _VALUE_MEMORY * (1 + len(readers)) - MAX_MEMORY_PER_BYTE
+    if excess > 0:
+        raise SchemaMismatchError(
+            f"each {item} within the {writer} may need more than {MAX_MEMORY_PER_BYTE} bytes of memory for each byte",
+            remedy="Write it with fewer nested records and fewer fields that have no bytes, or read it with fewer "
+            "fields that are not written.",
+        )
+
+
+def _excess_of_record(writer: AvroType, readers: Sequence[AvroType]) -> int:
+    written = {field.name: field for field in writer.fields}
+    read: dict[str, list[AvroType]] = {name: [] for name in written}
+    excess = _RECORD_MEMORY * (1 + len(readers))
+    for field in itertools.chain.from_iterable(reader.fields for reader in readers):
+        if field.type.has_column:
+            own = written_field(written, field)
+            if own is None:
+                excess += _COLUMN_MEMORY * _count_columns(field.type) + _default_memory(field)
+            else:
+                read[own.name].append(field.type)
+    return excess + sum(_excess_memory(field.type, read[field.name]) for field in writer.fields)
+
+
+def _default_memory(field: AvroField) -> int:
+    with suppress(SchemaMismatchError):
+        value = default_of(field, field.name)
+        return 0 if value is None else _VALUE_MEMORY + len(repr(value))
+    return 0
+
+
+def _count_columns(kind: AvroType) -> int:
+    """Count the columns of scalars or lists that Arrow has for a type, each of which has a place for each value."""
+    within = (*kind.parts, *(field.type for field in kind.fields)) if kind.kind in ("record", "union") else ()
+    return sum(map(_count_columns, within)) if within else int(kind.has_column)
 
 
 def resolution(writer: AvroType, reader: AvroType, path: str) -> Convert:
@@ -332,7 +403,10 @@ def _record(writer: AvroType, reader: AvroType, path: str) -> Convert:
         if field.type.has_column:
             own, inner = written_field(written, field), f"{path}.{field.name}".removeprefix(".")
             if own is None:
-                defaults[field.name] = default_of(field, inner)
+                default = default_of(field, inner)
+                # Arrow sets a field to null that is not in the dictionary.
+                if default is not None:
+                    defaults[field.name] = default
             else:
                 steps.append((field.name, own.name, resolution(own.type, field.type, inner)))
 

@@ -200,7 +200,7 @@ def test_what_is_promoted(writer, reader, value, expected):
         ({"type": "array", "items": "string"}, {"type": "array", "items": "int"}, ["x"], r"f\[\]: string was written"),
         ({"type": "map", "values": "string"}, {"type": "map", "values": "int"}, {}, r"f{}: string was written"),
         ({"type": "array", "items": "int"}, {"type": "map", "values": "int"}, [], "array was written"),
-        ({"type": "array", "items": "null"}, "int", [], "the items of an array have no bytes"),
+        ({"type": "array", "items": "null"}, "int", [], "each null within the array"),
     ],
 )
 def test_what_cannot_be_read_is_said(writer, reader, value, why):
