@@ -437,21 +437,28 @@ def _remembered(ledger: Ledger, state: LedgerState, shards: Collection[Shard]) -
 
 
 def _same_up_to(source: BatchSource, remembered: Mapping[Shard, list[LastMessage]]) -> Mapping[Shard, int]:
-    """Return the sequence after the newest of these messages that the stream still holds; or ``MIN_SEQUENCE``."""
-    low = dict.fromkeys(remembered, 0)
-    high = {shard: len(messages) for shard, messages in remembered.items()}
-    while asked := {s: remembered[s][(low[s] + high[s]) // 2] for s in remembered if low[s] < high[s]}:
-        now = source.last_messages({s: Range(m.sequence, m.sequence + 1) for s, m in asked.items()})
-        for shard, message in asked.items():
-            middle = (low[shard] + high[shard]) // 2
-            if shard in now and not source.is_replaced(shard, message, now[shard]):
-                low[shard] = middle + 1
+    """Return the sequence after the newest of these messages that the stream still holds; or ``MIN_SEQUENCE``.
+
+    Of the messages that the stream holds at these sequences, the first ones are the same, and the later ones differ. A
+    message that is missing was removed or lost, so it counts as neither. Each look-up also finds the messages before it
+    that are missing, because it returns the last one that the stream holds up to there.
+    """
+    same = dict.fromkeys(remembered, MIN_SEQUENCE)
+    left = dict(remembered)
+    while left := {shard: messages for shard, messages in left.items() if messages}:
+        middle = {shard: messages[len(messages) // 2] for shard, messages in left.items()}
+        asked = {shard: Range(left[shard][0].sequence, message.sequence + 1) for shard, message in middle.items()}
+        now = source.last_messages(asked)
+        for shard, message in middle.items():
+            messages, held = left[shard], now.get(shard)
+            before, after = messages[: len(messages) // 2], messages[len(messages) // 2 + 1 :]
+            if held is None or held.sequence < message.sequence:
+                left[shard] = [one for one in before if held is not None and one.sequence <= held.sequence] + after
+            elif source.is_replaced(shard, message, held):
+                left[shard] = before
             else:
-                high[shard] = middle
-    return {
-        shard: messages[low[shard] - 1].sequence + 1 if low[shard] else MIN_SEQUENCE
-        for shard, messages in remembered.items()
-    }
+                left[shard], same[shard] = after, message.sequence + 1
+    return same
 
 
 def _by_timestamps(

@@ -103,6 +103,47 @@ def test_a_failover_repeats_no_entry_that_an_earlier_batch_read(group: RedisGrou
     assert group.rows() == lost + Counter(group.held() - lost.keys())
 
 
+@pytest.mark.parametrize("new", [0, 3, 20])
+@pytest.mark.parametrize(
+    ("removed", "same"),
+    [
+        pytest.param(slice(39), 49, id="trimmed"),
+        pytest.param(slice(49), 49, id="trimmed to one entry"),
+        pytest.param(slice(20, 36), 49, id="deleted in the middle"),
+        pytest.param(slice(0, 50, 2), 49, id="every other one deleted"),
+        pytest.param(slice(1, 50, 2), 44, id="every other one deleted, and the last one"),
+        pytest.param(slice(19, 50), 14, id="the newest ones deleted"),
+    ],
+)
+def test_a_failover_repeats_no_entry_although_some_are_gone(
+    group: RedisGroup, removed: slice, same: int, new: int
+) -> None:
+    """The epoch begins after the newest of the ten batches whose last entry is still there."""
+    for _ in range(8):
+        group.add(5)
+        group.ingest()
+    ids = [entry for entry, _ in group.client.xrange(group.keys[0])]
+    if removed.start is None:
+        group.client.xtrim(group.keys[0], minid=ids[removed.stop], approximate=False)
+    else:
+        group.client.xdel(group.keys[0], *ids[removed])
+    dump = group.dump(0)
+    group.add(5)
+    group.ingest()
+    lost = group.rows()
+    group.fail_over(0, dump)
+    group.add(new, 0)
+    with pytest.raises(SourceRecreatedError):
+        group.losses()
+    (accepted,) = group.accept(is_cut=True)
+    origin = to_sequence(ids[same]) + 1
+    assert accepted.origin[group.shard(0, 2)] == origin
+    assert group.losses() == {}
+    group.ingest()
+    repeated = Counter((0, sequence) for number, sequence in group.held() if number == 0 and sequence >= origin)
+    assert group.rows() == lost + repeated
+
+
 def test_an_accept_of_one_key_that_was_recreated_repeats_no_other(group: RedisGroup) -> None:
     before = group.rows()
     group.client.delete(group.keys[0])

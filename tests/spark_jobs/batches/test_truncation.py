@@ -30,7 +30,7 @@ from stream_consumers.errors import SourceTruncatedError
 from stream_consumers.kafka import batches as kafka_batches
 from stream_consumers.memory import forget_memory_broker, memory_broker
 from stream_consumers.messages import Shard
-from stream_consumers.options import AutoStreamReset, DataLoss, ErrorPolicy
+from stream_consumers.options import AutoStreamReset, DataLoss, ErrorPolicy, Limits
 from stream_consumers.redis.batches import RedisBatchSource
 from stream_consumers.redis.entries import to_sequence
 from stream_consumers.urls import StreamUrl
@@ -196,6 +196,20 @@ def test_messages_with_equal_timestamps_are_told_apart_and_none_is_lost(stage: S
 
 
 @pytest.mark.slow
+def test_a_stream_that_was_cut_after_its_oldest_messages_expired_continues_where_it_differs(stage: Stage) -> None:
+    """All timestamps are equal, so that only the last messages of the batches show the place."""
+    for number in range(150):
+        if number == 100:
+            stage.drain(limits=Limits(max_records=10))
+            with memory_broker(stage.url).changed:
+                del memory_broker(stage.url).messages[FIRST][:75]
+                del memory_broker(stage.url).messages[FIRST][-10:]
+                memory_broker(stage.url).ends[FIRST] = 90
+        memory_broker(stage.url).append(FIRST, b'{"id": %d}' % number, 1_000)
+    stage.record()
+    assert_each_once(stage.rows(), orders_of("orders", 0, 100) | orders_of("orders#2", 90, 140))
+
+
 def test_a_group_that_began_at_the_end_misses_nothing_of_a_stream_that_was_cut_below_that(stage: Stage) -> None:
     stage.send(10)
     stage.drain(start=AutoStreamReset.LATEST)
