@@ -635,11 +635,12 @@ def _may_be_removed(facts: StreamFacts, start: int) -> bool:
 def _trimmed(group: GroupFacts, look: Look, *, is_written: bool) -> TrimmedEntries | None:
     facts, position = look.facts, group.position
     first, deleted = facts.first_or_end, facts.deleted or 0
+    # Of single entries that were deleted, only the last one is known.
+    end = max(position, first, deleted + 1)
     if first >= position:
-        start, end = position, first if first > position else facts.end
+        start, end = position, end if end > position else facts.end
     elif facts.end == position or deleted >= position:
-        # Single entries were deleted; only the last one is known.
-        start, end = min(position, deleted), max(position, deleted + 1)
+        start = min(position, deleted)
     else:
         return None
     read = _counted(facts, group, look.least)

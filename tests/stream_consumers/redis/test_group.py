@@ -93,6 +93,24 @@ def test_losses_are_counted_exactly_however_many_entries_are_unread(
         assert not claims.trimmed()
 
 
+@pytest.mark.parametrize("kept", [0, 3, 10])
+@pytest.mark.parametrize("deleted", [["12-1"], ["12-1", "13-1"], ["11-1", "13-1"], ["14-1"]])
+def test_the_range_of_a_loss_has_all_lost_entries(place: Place, deleted: list[str], kept: int) -> None:
+    """Only entries that were read are trimmed; unread ones are deleted."""
+    stream = f"{place.stream}-lost"
+    for number in range(1, 11):
+        place.client.xadd(stream, {"msg": b"{}"}, id=f"{number}-1")
+    place.client.xgroup_create(stream, GROUP, "10-1", entries_read=10)
+    place.client.xtrim(stream, maxlen=kept, approximate=False)
+    for number in range(11, 15):
+        place.client.xadd(stream, {"msg": b"{}"}, id=f"{number}-1")
+    place.client.xdel(stream, *deleted)
+    with RedisClaims(StreamUrl.parse(place.url.replace(place.stream, stream)), GROUP) as claims:
+        (lost,) = claims.trimmed().values()
+    assert (lost.start, lost.end) == (to_sequence("10-1") + 1, to_sequence(deleted[-1]) + 1)
+    assert lost.entries == len(deleted)
+
+
 def test_a_count_that_leaves_many_entries_is_not_compared_with_the_stream(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
