@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -18,7 +19,7 @@ from stream_consumers.consumer import (
     rewind_target,
 )
 from stream_consumers.errors import StreamRemovedError
-from stream_consumers.file.format import EOS_PAYLOAD, HEADER_SIZE, Marker
+from stream_consumers.file.format import HEADER_SIZE, Marker
 from stream_consumers.file.scanner import Damage, Frame, FrameScanner
 from stream_consumers.file.stream_file import BeaconSearch
 from stream_consumers.messages import DeadLetter, Message, Shard, to_milliseconds
@@ -77,7 +78,8 @@ class FileConsumer(Consumer):
         self._passed: set[Shard] = set()
         self._scanner = FrameScanner(self._path)
         self._items: Iterator[Frame | Damage] = iter(())
-        self._ended = self._is_after_eos = False
+        self._ended = False
+        self._passed_end: int | None = None
         if reset is AutoStreamReset.LATEST:
             self.rewind(Edge.END)
 
@@ -147,23 +149,19 @@ class FileConsumer(Consumer):
     def _next_available(self) -> Message | None:
         if self._ended:
             return None
-        while True:
-            item = next(self._items, None)
-            if item is None and self._is_after_eos and not self._scanner.incomplete_bytes:
+        for items in (self._items, iter(self._scanner)):
+            self._items = items
+            is_at_end = False
+            for item in items:
+                is_at_end = isinstance(item, Frame) and item.is_end_of_stream and item.offset != self._passed_end
+                if isinstance(item, Damage):
+                    self._report(item)
+                elif not item.is_control and self._is_wanted(item):
+                    return Message(item.shard, item.sequence, item.timestamp_ms, item.payload)
+            if is_at_end and not self._scanner.incomplete_bytes:
                 self._ended = True
                 return None
-            if item is None:
-                self._items = iter(self._scanner)
-                item = next(self._items, None)
-            if item is None:
-                return None
-            self._is_after_eos = isinstance(item, Frame) and item.is_control and item.payload == EOS_PAYLOAD
-            if isinstance(item, Damage):
-                self._report(item)
-            elif item.is_control:
-                continue
-            elif self._is_wanted(item):
-                return Message(item.shard, item.sequence, item.timestamp_ms, item.payload)
+        return None
 
     def _is_wanted(self, frame: Frame) -> bool:
         shard = frame.shard
@@ -196,14 +194,31 @@ class FileConsumer(Consumer):
             self._scanner.check_in_place()
             known = self._known_shards(beacons)
             first = 0 if known is None else min((beacons.last_before(shard, is_before) for shard in known), default=0)
-            if not (first and scanner.skip_spliced(first)):
-                scanner.seek(HEADER_SIZE)
-            start = scanner.offset
-            if not any(
-                isinstance(item, Frame) and item.shard in self._assignment and not is_before(item) for item in scanner
-            ):
+            start = HEADER_SIZE
+            is_found: bool | None = None
+            if first and scanner.skip_spliced(first):
+                start = scanner.offset
+                is_found = self._has_message(scanner, is_before)
+            if is_found is None:
+                # The beacon or what follows it is damaged.
+                start = HEADER_SIZE
+                scanner.seek(start)
+                is_found = any(self._is_place(item, is_before) for item in scanner)
+            if not is_found:
                 raise no_message_error(place, self._path)
         self._go_to(start, is_before)
+
+    def _has_message(self, scanner: FrameScanner, is_before: IsBefore) -> bool | None:
+        """Return whether a wanted message that is not before the target follows; ``None`` if damage comes first."""
+        for item in scanner:
+            if isinstance(item, Damage):
+                return None
+            if self._is_place(item, is_before):
+                return True
+        return None if scanner.has_unreadable_tail() else False
+
+    def _is_place(self, item: Frame | Damage, is_before: IsBefore) -> bool:
+        return isinstance(item, Frame) and item.shard in self._assignment and not is_before(item)
 
     def _known_shards(self, beacons: BeaconSearch) -> set[Shard] | None:
         """Return the assigned shards, else those that beacons name; ``None`` if they name only some."""
@@ -216,14 +231,19 @@ class FileConsumer(Consumer):
         self._scanner.seek(offset)
         self._assignment.apply()
         self._items = iter(())
-        self._skip, self._passed, self._ended, self._is_after_eos = skip, set(), False, False
+        self._skip, self._passed, self._ended, self._passed_end = skip, set(), False, None
 
     def _go_to_end(self) -> None:
         with FrameScanner(self._path) as scanner:
             beacons = range(scanner.size // scanner.header.beacon_interval, 0, -1)
-            if not any(map(scanner.skip_spliced, beacons)):
+            is_intact = any(map(scanner.skip_spliced, beacons)) and not any(
+                isinstance(block, Damage) for block in scanner.blocks(is_checked=False)
+            )
+            if not is_intact or scanner.has_unreadable_tail():
+                # The beacon or what follows it is damaged.
                 scanner.seek(HEADER_SIZE)
-            for _ in scanner.blocks():
-                pass
-            end = scanner.offset
+                deque(scanner.blocks(is_checked=False), maxlen=0)
+            end, is_ended = scanner.resume_offset, scanner.resume_offset != scanner.offset
         self._go_to(end)
+        # The end-of-stream message that is there now does not end the consumer, which waits for the next producer.
+        self._passed_end = end if is_ended else None

@@ -196,20 +196,17 @@ class FileProducer(Producer):
     def _continue(self) -> FrameWriter:
         """Scan the whole file once to find its end and the last messages of its shards."""
         shards: dict[Shard, ShardTail] = {}
-        end_of_stream: int | None = None
         with FrameScanner(self._path, at_jump=AtJump.DECIDE) as scanner:
             for item in scanner:
-                end_of_stream = None
-                if isinstance(item, Frame) and item.is_control:
-                    end_of_stream = item.offset if item.payload == EOS_PAYLOAD else None
-                elif isinstance(item, Frame):
+                if isinstance(item, Frame) and not item.is_control:
                     state = shards.get(item.shard, NEW_SHARD)
                     shards[item.shard] = state.after(item.sequence, item.timestamp_ms, checksum(item.payload))
                 elif item.shard is not None and item.sequence is not None:
                     state = shards.get(item.shard, NEW_SHARD)
                     shards[item.shard] = state.after(item.sequence, item.timestamp_ms or 0, 0)
             end, size, interval = scanner.offset, scanner.size, scanner.header.beacon_interval
-            is_unfinished = end == size or scanner.has_unfinished_message()
+            end_of_messages = scanner.resume_offset
+            is_unfinished = not scanner.has_unreadable_tail()
         if not is_unfinished:
             # Readers continue at the next beacon. The hole before it takes no space on the disk.
             kept, end = size - end, -(-size // interval) * interval
@@ -221,8 +218,8 @@ class FileProducer(Producer):
             )
         elif end < size:
             self._keep_aside(end)
-        if is_unfinished and end_of_stream is not None:
-            end = end_of_stream
+        if is_unfinished:
+            end = end_of_messages
         os.ftruncate(self._file, end)
         return FrameWriter(beacon_interval=interval, offset=end, shards=shards)
 

@@ -10,6 +10,9 @@ on the bytes, never on where the scan began, so that two readers agree:
 * A frame whose sequence does not grow within its shard is reported as damaged, too. So is one whose sequence jumps,
   unless the next frames prove the jump: no checksum covers the sequence, so a single one must not decide about others.
 * At a frame with a payload longer than :data:`MAX_PAYLOAD_BYTES`, the scan loses the framing, to save memory.
+
+A producer that appends cuts off an unfinished frame at the end of the file, and an end-of-stream message before it. So
+once an item was yielded, such bytes are read again from the file before the scan continues.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import enum
 import os
 import string
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice, repeat, takewhile
@@ -32,6 +35,7 @@ from stream_consumers.closing import ClosesOnExit
 from stream_consumers.errors import InvalidStreamKeyError
 from stream_consumers.file.format import (
     END,
+    EOS_PAYLOAD,
     FRAME_FIELDS,
     HEADER_SIZE,
     MAX_BEACON_BYTES,
@@ -85,6 +89,11 @@ class Frame(NamedTuple):
     def is_control(self) -> bool:
         """Whether this is one of SeaStreamer's own messages (end of stream)."""
         return self.shard.stream == INTERNAL_KEY
+
+    @property
+    def is_end_of_stream(self) -> bool:
+        """Whether this is an end-of-stream message."""
+        return self.is_control and self.payload == EOS_PAYLOAD
 
 
 class Damage(NamedTuple):
@@ -350,12 +359,19 @@ class _FrameReader:
         self._interval = file.header.beacon_interval
         self._stop = stop
         self._window = window
+        # An end-of-stream message that no item follows.
+        self._end_of_stream: Frame | None = None
         self._reset(start)
 
     @property
     def offset(self) -> int:
         """The file offset after the last item."""
         return self._position + self._shift
+
+    @property
+    def resume_offset(self) -> int:
+        """The file offset to continue at later: :attr:`offset`, or that of an end-of-stream message before it."""
+        return self.offset if self._end_of_stream is None else self._end_of_stream.offset
 
     @property
     def size(self) -> int:
@@ -365,15 +381,47 @@ class _FrameReader:
 
     def frames(self) -> Iterator[Frame | Damage]:
         """Yield the items up to the current end of the file."""
+        for item in self._found(self._next):
+            assert not isinstance(item, Run)
+            yield item
+
+    def _found(self, find: Callable[[], Run | Frame | Damage | None]) -> Iterator[Run | Frame | Damage]:
+        """Yield what ``find`` returns up to the current end of the file.
+
+        An end-of-stream message is yielded when the next item follows it, or the end of the file was read after it.
+        """
         while True:
-            found = self._next()
+            found = find()
             if found is not None:
-                yield found
-            elif not self._fill():
+                before = self._end_of_stream
+                self._end_of_stream = found if isinstance(found, Frame) and found.is_end_of_stream else None
+                if before is not None:
+                    yield before
+                if self._end_of_stream is None:
+                    yield found
+            elif not self._read_on():
+                if self._end_of_stream is not None:
+                    yield self._end_of_stream
                 return
+
+    def _read_on(self) -> bool:
+        """Read bytes after those that contain no more items; return ``False`` at the end of the file.
+
+        If the buffer has yielded items, the bytes after them may be old, and are read again. If not, they were just
+        read, as those of a frame that is larger than a window.
+        """
+        if not self._lost and self._start != self.resume_offset:
+            self._reset(self.resume_offset)
+        elif not self._lost and self._is_at_end:
+            # Bytes that are written now may not continue those in the buffer.
+            return False
+        return self._fill()
 
     def _reset(self, offset: int) -> None:
         """Continue at a file offset, without the bytes that were read."""
+        self._start = offset
+        self._is_at_end = False
+        self._end_of_stream = None
         self._buffer = bytearray()
         self._copy: bytes | None = None
         self._position = 0
@@ -400,6 +448,7 @@ class _FrameReader:
             self._position = 0
         limit = self._window if self._stop is None else min(self._window, self._stop - self._read_to)
         begin, window = self._read_to, self._file.read(self._read_to, max(0, limit))
+        self._is_at_end = len(window) < self._window
         at = 0
         while at < len(window):
             offset = begin + at
@@ -615,13 +664,14 @@ class FrameScanner(_FrameReader, ClosesOnExit):
         """Continue at the first frame after the beacon with this number, counted from 1.
 
         Returns:
-            Whether that offset has been written.
+            Whether that offset has been written, and no later beacon contradicts it.
         """
         self._begin(index * self._interval, None)
         self._fill()
-        if self._splices and self._splices[0].remaining == 0:
-            return True
-        return self._resync()
+        if not self._splices or self._refuted():
+            return False
+        self._advance(self._splices[0].at + (self._splices[0].remaining or 0))
+        return True
 
     @property
     def incomplete_bytes(self) -> int:
@@ -640,6 +690,10 @@ class FrameScanner(_FrameReader, ClosesOnExit):
         """
         is_near = sequence <= greatest_next(shard, self._last.get(shard, -1), self._missing)
         return is_near or (shard not in self._last and self._begins_with_any_sequence())
+
+    def has_unreadable_tail(self) -> bool:
+        """Return whether the bytes after the last item are more than the begin of one message."""
+        return bool(self.incomplete_bytes) and not self.has_unfinished_message()
 
     def has_unfinished_message(self) -> bool:
         """Return whether the bytes after the last item are the begin of one message, which may be cut off.
@@ -687,6 +741,8 @@ class FrameScanner(_FrameReader, ClosesOnExit):
     def __iter__(self) -> Iterator[Frame | Damage]:
         """Yield all items up to the current end of the file; iterate again when the file has grown.
 
+        An end-of-stream message at the end of the file is yielded again, because a producer may have cut it off since.
+
         Raises:
             StreamRemovedError: the file became shorter than the bytes that were read, or was rewritten.
         """
@@ -708,24 +764,19 @@ class FrameScanner(_FrameReader, ClosesOnExit):
         Raises:
             StreamRemovedError: see :meth:`__iter__`.
         """
-        self._restart_incomplete()
-        while True:
-            found: Run | Frame | Damage | None = None
-            if in_runs:
-                found = self._read_run(stop, is_checked)
-            found = found or self._next()
-            if found is not None:
-                if isinstance(found, Damage) and self._is_judged(found.shard):
-                    self._missing = self._missing._replace(total=self._missing.total + found.missing)
-                yield found
-            elif self._is_undecided or not self._fill():
-                return
 
-    def _restart_incomplete(self) -> None:
-        """Forget the bytes of an unfinished frame, because an appending producer may have cut and rewritten them."""
-        offset = self.offset
-        self._file.check_kept(offset)
-        self._reset(offset)
+        def find() -> Run | Frame | Damage | None:
+            return (self._read_run(stop, is_checked) if in_runs else None) or self._next()
+
+        self._file.check_kept(self.resume_offset)
+        self._reset(self.resume_offset)
+        for found in self._found(find):
+            if isinstance(found, Damage) and self._is_judged(found.shard):
+                self._missing = self._missing._replace(total=self._missing.total + found.missing)
+            yield found
+
+    def _read_on(self) -> bool:
+        return not self._is_undecided and super()._read_on()
 
     def _reset(self, offset: int) -> None:
         super()._reset(offset)

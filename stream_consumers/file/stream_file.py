@@ -209,13 +209,20 @@ class BeaconSearch(OpenStreamFile):
         return self.size // self.header.beacon_interval
 
     def last_before(self, shard: Shard, is_before: Callable[[Marker], bool]) -> int:
-        """Return the last beacon before every message of the shard that is not before the target (0: the header)."""
+        """Return a late beacon before every message of the shard that is not before the target (0: the header).
+
+        No checksum covers a beacon, so two must agree: the last one before these messages, and the one before that,
+        which is returned.
+        """
 
         def judge(index: int) -> bool | None:
             named = (marker for marker in self.markers(index) if marker.shard == shard)
             return next(map(is_before, named), None)
 
-        return survey(self.count, judge)[0]
+        last = survey(self.count, judge)[0]
+        others = ((index, judge(index)) for index in range(last - 1, 0, -1))
+        index, is_confirmed = next((other for other in others if other[1] is not None), (0, None))
+        return index if is_confirmed else 0
 
     def shards(self) -> set[Shard] | None:
         """Return the shards that the beacons name; ``None`` if a beacon is full, so that others may be missing."""

@@ -59,7 +59,7 @@ def test_the_place_is_before_every_message_asked_for(tmp_path: Path, interval: i
             by_time = beacons.last_before(frame.shard, lambda place, at=at: place.timestamp_ms < at)
             for index in (before_sequence(beacons, frame.shard, frame.sequence), by_time):
                 assert index * interval <= frame.offset
-                assert frame.offset - index * interval < 5 * interval
+                assert frame.offset - index * interval < 8 * interval
         assert before_sequence(beacons, ORDERS, 0) == 0
 
 
@@ -72,7 +72,7 @@ def test_broken_beacons_cannot_tell(tmp_path: Path) -> None:
         assert beacons.markers(3) == ()
         assert beacons.markers(2)
         found = [before_sequence(beacons, ORDERS, number) for number in range(1, 300)]
-    assert [index - 1 if index in {3, 7} else index for index in known] == found
+    assert [index - 1 if index in {2, 3, 6, 7} else index for index in known] == found
 
 
 def test_a_beacon_that_is_not_whole(tmp_path: Path) -> None:

@@ -6,15 +6,20 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from stream_consumers.consumer import Consumer, Edge
 from stream_consumers.create import create_consumer, create_producer
 from stream_consumers.errors import OutOfBoundsError, StreamEndedError, StreamNotFoundError, StreamRemovedError
+from stream_consumers.file import consumer as file_consumer
 from stream_consumers.file.scanner import FrameScanner
+from stream_consumers.file.stream_file import BeaconSearch
 from stream_consumers.messages import DeadLetter, Shard, from_milliseconds
 from stream_consumers.options import AutoStreamReset, FileProducerOptions
 from tests.support.polling import until
@@ -117,6 +122,43 @@ def test_a_rewind_leaves_the_end(path: Path, url: str) -> None:
         assert sequences(consumer) == [1, 2, 3, 4, 5]
         consumer.rewind(4)
         assert sequences(consumer) == [4, 5]
+
+
+@pytest.mark.parametrize("is_live", [False, True])
+@pytest.mark.parametrize("size", [0, 17, 18, 19, 300])
+def test_an_end_of_stream_is_cut_off_while_a_reader_is_before_it(
+    path: Path, url: str, is_live: bool, size: int
+) -> None:
+    """A payload of 18 bytes makes a frame as long as that of the end of the stream."""
+    letters: list[DeadLetter] = []
+    write_file(path, [*numbered(3), END_OF_STREAM])
+    with create_consumer(url, live=is_live, on_dead_letter=letters.append) as consumer:
+        assert take(consumer, 1) == [1]
+        with create_producer(url, producer_options=KIB_EOS) as producer:
+            for _ in range(5):
+                producer.send(b"x" * size)
+        for expected in range(2, 9):
+            message = consumer.next(0)
+            assert message is not None
+            assert message.sequence == expected
+        with pytest.raises(StreamEndedError):
+            consumer.next(0)
+    assert letters == []
+
+
+def test_latest_waits_after_an_end_of_stream_for_the_next_producer(path: Path, url: str) -> None:
+    write_file(path, [*numbered(3), END_OF_STREAM])
+    with create_consumer(url, reset=AutoStreamReset.LATEST) as consumer:
+        assert consumer.next(0) is None
+        with create_producer(url, producer_options=KIB_EOS) as producer:
+            producer.send(b"new")
+        message = consumer.next(0)
+        assert message is not None
+        assert message.sequence == 4
+        with pytest.raises(StreamEndedError):
+            consumer.next(0)
+        consumer.rewind(Edge.END)
+        assert consumer.next(0) is None
 
 
 def test_stale_bytes_at_the_end_are_not_a_message(path: Path, url: str) -> None:
@@ -274,6 +316,74 @@ def test_an_unfinished_message_is_forgotten_when_it_is_cut_off(path: Path, url: 
     assert message.text() == "written in its place, and longer than it was"
 
 
+@pytest.mark.parametrize("cut", [1, 20, 45])
+def test_an_unfinished_message_is_cut_off_while_a_reader_is_before_it(path: Path, url: str, cut: int) -> None:
+    path.write_bytes(file_bytes(numbered(3))[:-cut])
+    letters: list[DeadLetter] = []
+    with create_consumer(url, on_dead_letter=letters.append) as consumer:
+        assert take(consumer, 1) == [1]
+        with create_producer(url) as producer:
+            for _ in range(30):
+                producer.send(b"in its place", timestamp_ms=5)
+        found = [
+            (message.sequence, message.timestamp_ms) for message in [consumer.next(0) for _ in range(4)] if message
+        ]
+    assert found == [(2, START_MS + 1), (3, 5), (4, 5), (5, 5)]
+    assert letters == []
+
+
+@pytest.mark.parametrize("window", [128, 512, 1024 * 1024])
+def test_a_reader_polls_while_producers_come_and_go(
+    window: int, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_consumer, "FrameScanner", partial(FrameScanner, window=window))
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+    session = st.tuples(
+        st.lists(st.integers(0, 700), max_size=4),  # the sizes of the payloads
+        st.booleans(),  # whether it ends the stream
+        st.integers(0, 55),  # how many of its last bytes are never written
+        st.integers(0, 5),  # how many messages are read then
+    )
+
+    @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(st.sampled_from([256, 1024]), st.lists(session, min_size=1, max_size=8))
+    def check(interval: int, sessions: list[tuple[list[int], bool, int, int]]) -> None:
+        path = tmp_path_factory.mktemp("sessions") / "orders.ss"
+        url = f"file://{path}/orders"
+        letters: list[DeadLetter] = []
+        found: list[Sent] = []
+        write_file(path, [], interval=interval)
+        with create_consumer(url, on_dead_letter=letters.append) as consumer:
+
+            def poll() -> bool:
+                try:
+                    message = consumer.next(0)
+                except StreamEndedError:
+                    assert found == [message for message in sent(items(path)) if message.shard == ORDERS]
+                    consumer.rewind(Edge.END)
+                    return False
+                if message is not None:
+                    found.append(Sent(message.shard, message.sequence, message.timestamp_ms, message.payload))
+                return message is not None
+
+            for number, (sizes, is_ended, cut, polls) in enumerate(sessions):
+                options = FileProducerOptions(end_with_eos=is_ended)
+                with create_producer(url, producer_options=options) as producer:
+                    for size in sizes:
+                        producer.send(bytes((number + 65,)) * size, timestamp_ms=START_MS + number)
+                last = items(path)[-1:] if sizes or is_ended else []
+                for frame in last:
+                    os.truncate(path, max(frame.offset, path.stat().st_size - cut))
+                for _ in range(polls):
+                    poll()
+            while poll():
+                pass
+        assert found == [message for message in sent(items(path)) if message.shard == ORDERS]
+        assert letters == []
+
+    check()
+
+
 # Damage
 
 
@@ -370,6 +480,39 @@ def test_moving_is_right_from_every_place_to_every_place(path: Path, url: str) -
             consumer.seek(from_milliseconds(at))
             found = [(message.shard, message.sequence) for message in consumer]
             assert found == [message[:2] for message in readable if message.timestamp_ms >= at]
+
+
+def test_a_damaged_beacon_moves_no_reader_past_a_message(path: Path, url: str) -> None:
+    """Each bit of each beacon is wrong once: what is read is what a scan of the whole file finds."""
+    write_file(path, numbered(80, size=40), interval=1280)
+    with BeaconSearch(path) as beacons:
+        count, size = beacons.count, 7 + sum(27 + len(marker.shard.stream) for marker in beacons.markers(1))
+    data = path.read_bytes()
+    targets = {
+        "sequence": (lambda consumer: consumer.rewind(40), lambda message: message.sequence >= 40),
+        "time": (
+            lambda consumer: consumer.seek(from_milliseconds(START_MS + 39)),
+            lambda message: message.timestamp_ms >= START_MS + 39,
+        ),
+        "end": (lambda consumer: consumer.rewind(Edge.END), lambda message: False),
+    }
+    for at in (index * 1280 + byte for index in range(1, count + 1) for byte in range(size)):
+        for bit in range(8):
+            damaged = bytearray(data)
+            damaged[at] ^= 1 << bit
+            path.write_bytes(damaged)
+            whole = items(path)
+            letters: list[DeadLetter] = []
+            with create_consumer(url, on_dead_letter=letters.append) as consumer:
+                for move, is_wanted in targets.values():
+                    move(consumer)
+                    read = []
+                    while (message := consumer.next(0)) is not None:
+                        read.append((message.shard, message.sequence))
+                    assert read == [
+                        message[:2] for message in sent(whole) if message.shard == ORDERS and is_wanted(message)
+                    ], (at, bit)
+            assert {letter.offset for letter in letters} <= {damage.offset for damage in damages(whole)}
 
 
 @pytest.mark.parametrize("streams", ["orders,rare,clicks", "*"])

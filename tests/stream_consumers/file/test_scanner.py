@@ -97,7 +97,8 @@ def test_a_growing_file_yields_the_same_as_a_whole_one(tmp_path: Path, step: int
         for at in range(HEADER_SIZE, len(data), step):
             file.write(data[at : at + step])
             file.flush()
-            found += scanner
+            # Only the end of the stream comes again.
+            found += (item for item in scanner if item not in found[-1:])
     assert sent(found) == messages
     assert damages(found) == []
 
