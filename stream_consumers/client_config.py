@@ -6,11 +6,13 @@ import os
 import re
 from base64 import b64encode, urlsafe_b64encode
 from binascii import hexlify
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from html.entities import html5
 from typing import Protocol, runtime_checkable
-from urllib.parse import unquote
+from urllib.parse import quote_plus, unquote
 
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import is_plain_text
@@ -51,6 +53,9 @@ _NO_PARTS = frozenset({
 _BACKSLASHES = re.compile(r"\\+")
 _MIN_PART_CHARACTERS = 4
 _USER_INFO = re.compile(USER_INFO)
+# An HTTP client sends a user, or the id of a client, together with its secret. Their options have the same prefix.
+_USER = re.compile(r"(.*?)(user(name)?|id)", re.IGNORECASE | re.DOTALL)
+_SECRET_OF_USER = re.compile(r"(.*?)(password|secret)", re.IGNORECASE | re.DOTALL)
 # S3 repeats the token of a session that a client got from the machine, so that its value is not known.
 _PARAMETER = re.compile(
     rf"({SECRET_PARAMETER}|<Token-\d{{1,2}}>|x-amz-security-token\s?[:=]\s?)[^\s&;\"'<>]+", re.IGNORECASE
@@ -70,6 +75,11 @@ _BEFORE_WORD = (
 # matched as well: a pattern that required the dot would read a word again from each place where a token may begin.
 _TOKEN = re.compile(rf"{_BEFORE_WORD}e(?:yJ[\w-]{{8,}}|[w-z][\w-]{{14,}})(?P<parts>(?:\.[\w-]*){{0,4}})")
 _AFTER_WORD = r"(?![^\W_])"
+# The names of each character in HTML and XML, such as "lt;".
+_ENTITIES: defaultdict[str, list[str]] = defaultdict(list)
+for _entity, _char in html5.items():
+    if _entity.endswith(";"):
+        _ENTITIES[_char].append(_entity)
 _VARIABLE = "env:"
 
 
@@ -210,11 +220,12 @@ def redact_options(text: str, options: Mapping[str, object]) -> str:
 
     Numbers, Booleans, file paths, addresses without credentials, names and choices (such as a user or a region) stay;
     any other value may be a secret. A secret is recognized verbatim, encoded for a URL, in base64, in hexadecimal
-    digits and escaped. A secret of fewer than 12 characters is recognized only as a whole word. A longer one is also
-    recognized in another case and by its beginning, but not without its first 12 characters. The parts of a secret,
-    such as the password in a URL, are secrets as well, unless the value is the path of a file. The user and the
-    password of any URL in the text are secrets, too, as are its parameters with names like ``password`` or ``sig``,
-    JSON Web Tokens, and the session tokens in the answers of S3.
+    digits and escaped; and in base64 and in hexadecimal digits also together with its user or client id. A secret of
+    fewer than 12 characters is recognized only as a whole word. A longer one is also recognized in another case and by
+    its beginning, but not without its first 12 characters. The parts of a secret, such as the password in a URL, are
+    secrets as well, unless the value is the path of a file. The user and the password of any URL in the text are
+    secrets, too, as are its parameters with names like ``password`` or ``sig``, JSON Web Tokens, and the session tokens
+    in the answers of S3.
 
     Args:
         text: the text of an error.
@@ -228,8 +239,14 @@ def redact_options(text: str, options: Mapping[str, object]) -> str:
     for name, value in options.items():
         if _may_be_secret(name, value):
             secrets |= _secrets(str(value), has_parts=bool(_SECRET.match(name) or not _PATH.fullmatch(str(value))))
-    for secret in sorted(secrets, key=len, reverse=True):
-        text = _redact(text, secret)
+    secrets |= _coded(_pairs(options))
+    # The beginning of a secret may also be that of another one, so the longest match counts.
+    shown, end = [], 0
+    for first, last in sorted(place for secret in secrets for place in _places(text, secret)):
+        if first >= end:
+            shown.append(text[end:first])
+        end = max(end, last)
+    text = HIDDEN.join([*shown, text[end:]])
     text = _CREDENTIALS.sub(rf"\1 {HIDDEN}", text)
     text = _TOKEN.sub(lambda found: HIDDEN if found["parts"] else found[0], text)
     return _PARAMETER.sub(rf"\1{HIDDEN}", _USER_INFO.sub(f"://{HIDDEN}@", text))
@@ -271,10 +288,24 @@ def _secrets(value: str, *, has_parts: bool) -> frozenset[str]:
     if has_parts:
         plain |= {part for part in parts - _NO_PARTS if len(part) >= _MIN_PART_CHARACTERS}
     plain |= set(map(unquote, plain))
-    codes = (b64encode, urlsafe_b64encode, hexlify)
-    coded = {encode(_encoded(one)).decode().rstrip("=") for one in plain for encode in codes}
     # A text may repeat a space or a backslash any number of times.
-    return frozenset(_BACKSLASHES.sub(r"\\", " ".join(one.split())) for one in plain | coded) - {""}
+    return frozenset(_BACKSLASHES.sub(r"\\", " ".join(one.split())) for one in plain | _coded(plain)) - {""}
+
+
+def _coded(texts: Iterable[str]) -> set[str]:
+    """Return the texts in base64 and in hexadecimal."""
+    codes = (b64encode, urlsafe_b64encode, hexlify)
+    return {encode(_encoded(one)).decode().rstrip("=") for one in texts for encode in codes}
+
+
+def _pairs(options: Mapping[str, object]) -> Iterator[str]:
+    """Yield the pairs of a user and its secret that a client encodes; as they are, and encoded for a URL before."""
+    users = [(found[1], str(value)) for name, value in options.items() if (found := _USER.fullmatch(name))]
+    for name, value in options.items():
+        if (found := _SECRET_OF_USER.fullmatch(name)) and _may_be_secret(name, value):
+            for user in (user for prefix, user in users if prefix == found[1]):
+                yield f"{user}:{value}"
+                yield f"{quote_plus(_encoded(user))}:{quote_plus(_encoded(str(value)))}"
 
 
 @lru_cache(maxsize=1024)
@@ -296,21 +327,18 @@ def _encoded(text: str) -> bytes:
         return text.encode(errors="surrogatepass")
 
 
-def _redact(text: str, secret: str) -> str:
-    beginning = _beginning(secret)
-    if len(secret) < _MIN_PREFIX_CHARACTERS:
-        return beginning.sub(HIDDEN, text)
-    shown, end = [], 0
-    for found in beginning.finditer(text):
+def _places(text: str, secret: str) -> Iterator[tuple[int, int]]:
+    """Yield where a secret begins and ends in a text."""
+    end = 0
+    for found in _beginning(secret).finditer(text):
         if found.start() >= end:
-            shown.append(text[end : found.start()])
             end = found.end()
             for char in secret[_MIN_PREFIX_CHARACTERS:]:
                 more = re.compile(_written(char), re.IGNORECASE).match(text, end)
                 if more is None:
                     break
                 end = more.end()
-    return HIDDEN.join([*shown, text[end:]])
+            yield found.start(), end
 
 
 def _written(char: str) -> str:
@@ -318,6 +346,7 @@ def _written(char: str) -> str:
     # Repetitions are bounded, because an untrusted text may repeat a character any number of times.
     if char == " ":
         return r"(?:\s|\+|%(?:25){0,3}(?:20|0[9ABCDabcd])|\\{1,4}[fnrtv]){1,40}"
+    entities = "".join(f"|{name}" for name in _ENTITIES.get(char, ()))
     utf_8, utf_16 = _encoded(char), char.encode("utf-16-be", "surrogatepass").hex()
     codes = (
         "".join(f"%(?:25){{0,3}}{byte:02x}" for byte in utf_8),
@@ -325,12 +354,12 @@ def _written(char: str) -> str:
         "".join(rf"\\{{1,4}}u{utf_16[place : place + 4]}" for place in range(0, len(utf_16), 4)),
         rf"\\{{1,4}}x{ord(char):02x}",
         rf"\\{{1,4}}U{ord(char):08x}",
-        f"&#0{{0,5}}{ord(char)};",
-        f"&#x0{{0,5}}{ord(char):x};",
+        f"&(?:amp;){{0,3}}(?:#0{{0,5}}{ord(char)};|#x0{{0,5}}{ord(char):x};{entities})",
     )
     escaped = rf"\\{{0,4}}{re.escape(char)}"
     plain = r"\\{1,16}" if char == "\\" else re.escape(char) if char.isalnum() else escaped
     if not is_plain_text(char):
         # A text may have a replacement for a byte that is not UTF-8.
         plain = f"[{char}\ufffd?]"
-    return f"(?:{plain}|(?i:{'|'.join(codes)}))"
+    # A code may begin with the character, as "&amp;" does.
+    return f"(?:(?i:{'|'.join(codes)})|{plain})"
