@@ -18,6 +18,7 @@ import numpy as np
 
 from spark_jobs.decoding.decoders import import_library, shortened
 from spark_jobs.decoding.schema_limits import ENTRY_CHARACTERS, copied
+from spark_jobs.redaction import redact_logs
 from stream_consumers.client_config import ClientConfig, Deferred, Scalar, check_header_value, redact_options, resolve
 from stream_consumers.deadlines import within
 from stream_consumers.errors import (
@@ -81,6 +82,12 @@ _ADDRESS = (
     "Write it like https://registry:8081, and put a user, a password or a key into options, like "
     "{'basic.auth.user.info': …}, preferably as an EnvVar."
 )
+_OPTION_ADDRESS = (
+    "Write it like https://login/token, and put credentials into other options, such as bearer.auth.client.id and "
+    "bearer.auth.client.secret, and parameters for OAUTHBEARER_AZURE_IMDS into bearer.auth.issuer.endpoint.query."
+)
+_HTTP_LOGGERS = ("httpx", "httpx2", "httpcore", "httpcore2")
+"""The loggers of the HTTP client, which logs addresses, and what a server or a proxy answers."""
 _ACCESS_REMEDY = "Check the credentials in the options, such as basic.auth.user.info, and the permissions of the user."
 # The process is in the key, because a forked process must not share the connections of a client.
 _lookups: dict[tuple[object, ...], Lookups] = {}
@@ -135,7 +142,7 @@ class SchemaRegistry:
             ``timeout`` (seconds, 10 by default). An ``EnvVar`` is looked up on the driver. Options are never shown.
 
     Raises:
-        InvalidOptionError: the URL is not a URL, or contains a password.
+        InvalidOptionError: the URL is not a URL, or it or a URL in the options contains a password or parameters.
         MissingDependencyError: the libraries of the client are not installed.
 
     Example:
@@ -155,6 +162,9 @@ class SchemaRegistry:
                 f"options must be a mapping, got a {type(self.options).__name__}",
                 remedy="Write it like {'basic.auth.user.info': …}.",
             )
+        for name, value in self.options.items():
+            if name.endswith(".url") and isinstance(value, str) and not isinstance(value, Deferred):
+                check_address(f"the option {name}", value, remedy=_OPTION_ADDRESS)
         _client_module()
 
     @property
@@ -310,10 +320,13 @@ class Lookups:
                 config[_TOKEN] = check_header_value(str(config[_TOKEN]), _TOKEN)
             numbers = {name: float(config[name]) for name in _NUMBERS if name in config}
             client = _client_module().SchemaRegistryClient({**config, **numbers, "url": self._url})
+            redact_logs(_redact_registries, *_HTTP_LOGGERS)
             session = client._rest_client.session
             # The client uses httpx, or its successor httpx2.
             library: Any = sys.modules[type(session).__module__.partition(".")[0]]
-            _limit_answers(session, library.SyncByteStream, self._remember)  # it has no option for this
+            _limit_answers(session, library.SyncByteStream)  # it has no option for this
+            for one in (session, *_token_clients(client)):
+                one.event_hooks["request"].append(self._remember)
             self._outages = (OSError, library.TransportError, library.HTTPStatusError)
             return client
         except (ValueError, TypeError, OSError) as error:
@@ -323,17 +336,15 @@ class Lookups:
             ) from None
 
     def _said(self, error: Exception) -> str:
-        """Return the text of an error of the client without secrets that it may contain.
+        return shortened(self.redacted(str(getattr(error, "error_message", error)))) or type(error).__name__
 
-        They are the values of its options, and tokens that the client has fetched by itself.
-        """
-        text = redact_options(str(getattr(error, "error_message", error)), self._options)
-        for token in self._sent:
-            text = redact_options(text, {"token": token})
-        return shortened(text) or type(error).__name__
+    def redacted(self, text: str) -> str:
+        """Return a text of the client without the values of its options, and without the credentials that it sent."""
+        sent = {f"{place} token": token for place, token in enumerate(tuple(self._sent))}
+        return redact_options(text, {**self._options, **sent})
 
-    def _remember(self, authorization: str) -> None:
-        token = authorization.partition(" ")[2]
+    def _remember(self, request: Any) -> None:
+        token = request.headers.get("authorization", "").partition(" ")[2]
         if token and token not in self._sent:
             self._sent.append(token)
 
@@ -561,18 +572,29 @@ def _characters(schema: Any) -> int:
 def _close(client: Any) -> None:
     client.close()
     # It leaves the client open that fetches its tokens.
-    fetching = getattr(client._rest_client.bearer_field_provider, "client", None)
-    if fetching is not None:
+    for fetching in _token_clients(client):
         fetching.close()
 
 
-def _limit_answers(session: Any, base: Any, remember: Callable[[str], None]) -> None:
-    """Stop reading an answer that is too long, before it fills the memory; pass on what authorizes each request.
+def _token_clients(client: Any) -> list[Any]:
+    """Return the HTTP client that fetches tokens, if there is one."""
+    fetching = getattr(client._rest_client.bearer_field_provider, "client", None)
+    return [] if fetching is None else [fetching]
+
+
+def _redact_registries(text: str) -> str:
+    """Hide the secrets of all registries of this process, because a log record does not name its client."""
+    for lookups in tuple(_lookups.values()):
+        text = lookups.redacted(text)
+    return text
+
+
+def _limit_answers(session: Any, base: Any) -> None:
+    """Stop reading an answer that is too long, before it fills the memory.
 
     Args:
         session: the HTTP client of confluent-kafka.
         base: the class of the streams of its answers.
-        remember: called with the credentials of each request.
     """
 
     class LimitedStream(base):  # type: ignore[misc]  # the library is known only at run time
@@ -617,7 +639,6 @@ def _limit_answers(session: Any, base: Any, remember: Callable[[str], None]) -> 
     # A few bytes of a compressed answer may expand to gigabytes.
     session.headers["Accept-Encoding"] = "identity"
     session.event_hooks["response"].append(limit)
-    session.event_hooks["request"].append(lambda request: remember(request.headers.get("authorization", "")))
 
 
 def _explained(error: Any, said: str, *, what: str, where: str) -> StreamAssetsError:

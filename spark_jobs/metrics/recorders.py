@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
+from spark_jobs.redaction import redact_logs
 from stream_consumers.client_config import HIDDEN, redact_options
 from stream_consumers.errors import log_text
 
@@ -122,7 +123,7 @@ def recorders() -> Recorders:
     has set up OpenTelemetry itself needs no variable. ``STREAM_ASSETS_PROMETHEUS_TEXTFILES`` names a folder of the
     textfile collector of Prometheus' node exporter. If a recorder cannot be set up, a warning is logged.
     """
-    _redact_opentelemetry_logs()
+    redact_logs(_redact_otlp, "opentelemetry")
     otlp = ", ".join(name for name in OTLP_VARIABLES if os.environ.get(name))
     found = [_set_up("opentelemetry", "OpenTelemetryRecorder", otlp)]
     if folder := os.environ.get(TEXTFILE_VARIABLE):
@@ -144,27 +145,6 @@ def _set_up(extra: str, name: str, variables: str, *arguments: Any) -> Recorder 
         said = log_text(error)
         _log.warning("no metrics of %s: %s; install stream-assets[%s], and correct its variables", extra, said, extra)
     return None
-
-
-@cache
-def _redact_opentelemetry_logs() -> None:
-    """Hide headers and addresses of the environment, which may hold a token, in all records that OpenTelemetry logs.
-
-    A filter of a logger does not see the records of the loggers below it, so a record is redacted when it is created.
-    """
-    create = logging.getLogRecordFactory()
-
-    def create_redacted(*arguments: Any, **more: Any) -> logging.LogRecord:
-        record = create(*arguments, **more)
-        # A record that logging.makeLogRecord creates, as Dagster's loggers do, has no name yet.
-        if record.name is not None and record.name.partition(".")[0] == "opentelemetry":
-            record.msg, record.args = _redact_otlp(record.getMessage()), ()
-            if record.exc_info:
-                record.exc_text = _redact_otlp(logging.Formatter().formatException(record.exc_info))
-                record.exc_info = None
-        return record
-
-    logging.setLogRecordFactory(create_redacted)
 
 
 def _redact_otlp(text: str) -> str:

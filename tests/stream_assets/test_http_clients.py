@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import logging
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +16,7 @@ import pytest
 from spark_jobs.decoding import schema_registry
 from spark_jobs.decoding.schema_registry import SchemaRegistry
 from stream_assets import UnityCatalog, catalogs
+from stream_consumers.client_config import EnvironmentVariable
 from stream_consumers.errors import (
     CatalogUnavailableError,
     InvalidOptionError,
@@ -25,11 +27,23 @@ from stream_consumers.errors import (
 from tests.support.kept_errors import kept
 
 SECRET = "hunter2-of-the-server"
-CODED = base64.b64encode(f"me:{SECRET}".encode()).decode()
+CODED = [base64.b64encode(f"{user}:{SECRET}".encode()).decode().rstrip("=") for user in ("me", "lake")]
 OPTIONS = {"basic.auth.user.info": f"me:{SECRET}", "max.retries": 0, "timeout": 5}
+FETCHING = {
+    "bearer.auth.credentials.source": "OAUTHBEARER",
+    "bearer.auth.client.id": "lake",
+    "bearer.auth.client.secret": SECRET,
+    "bearer.auth.scope": "schemas",
+    "bearer.auth.logical.cluster": "lsrc-1",
+    "max.retries": 0,
+    "timeout": 5,
+}
+"""The options of a client that fetches its tokens, without the address of the server that issues them."""
+ISSUER = "bearer.auth.issuer.endpoint.url"
 CLIENTS: dict[str, Callable[[str], object]] = {
     "unity": lambda url: UnityCatalog(url=url, token=SECRET).table("main.sales.orders").path,
     "registry": lambda url: SchemaRegistry(url, options=OPTIONS).subject("orders"),
+    "issuer": lambda url: SchemaRegistry(url, options={**FETCHING, ISSUER: f"{url}/token"}).subject("orders"),
 }
 LIMITS = {"unity": catalogs, "registry": schema_registry}
 """The module that limits the answers to each client."""
@@ -42,6 +56,10 @@ ANSWERS = {
     "chunk": "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{said}\r\n",
     "text": "HTTP/1.1 401 No\r\nConnection: close\r\n\r\n<html>{said}",
     "message": 'HTTP/1.1 401 No\r\nConnection: close\r\n\r\n{{"error_code": 40101, "message": "{said}"}}',
+    "error": (
+        "HTTP/1.1 401 No\r\nConnection: close\r\nContent-Type: application/json\r\n\r\n"
+        '{{"error": "invalid_client", "error_description": "{coded}"}}'
+    ),
     "table": 'HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{{"table_type": "{said}", "data_source_format": "{said}"}}',
 }
 
@@ -66,7 +84,9 @@ def server() -> Iterator[tuple[str, list[Answer]]]:
     class Handler(StreamRequestHandler):
         def handle(self) -> None:
             lines = [line.decode().strip() for line in iter(self.rfile.readline, b"\r\n")]
-            credentials = next(line.partition(":")[2].strip() for line in lines if line.lower().startswith("auth"))
+            headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
+            self.rfile.read(int(headers.get("content-length", 0)))
+            credentials = headers["authorization"]
             with suppress(ConnectionError):
                 for part in answers[0](credentials):
                     self.wfile.write(part)
@@ -84,20 +104,40 @@ def server() -> Iterator[tuple[str, list[Answer]]]:
 @pytest.mark.parametrize("answer", ANSWERS)
 @pytest.mark.parametrize("client", CLIENTS)
 def test_an_answer_that_repeats_the_request_shows_no_secret(
-    client: str, answer: str, server: tuple[str, list[Answer]]
+    client: str, answer: str, server: tuple[str, list[Answer]], caplog: pytest.LogCaptureFixture
 ) -> None:
     url, answers = server
-    answers.append(lambda credentials: [ANSWERS[answer].format(said=f"{credentials} for {SECRET}").encode()])
+    answers.append(lambda sent: [ANSWERS[answer].format(said=f"{sent} for {SECRET}", coded=sent.split()[1]).encode()])
+    caplog.set_level(logging.DEBUG)
     with pytest.raises(StreamAssetsError) as raised:
         CLIENTS[client](url)
-    shown = kept(raised.value)
-    assert SECRET not in shown
-    assert CODED.rstrip("=") not in shown
+    for shown in (kept(raised.value), caplog.text):
+        # An end of the secret is as much a leak as all of it.
+        assert [secret for secret in (SECRET, *CODED) if secret[-8:] in shown] == []
+
+
+@pytest.mark.parametrize("address", ["http://me:{secret}@{host}/token", "http://{host}/token?api_key={secret}"])
+def test_an_address_in_the_options_has_no_credentials(
+    address: str,
+    server: tuple[str, list[Answer]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    url, _ = server
+    caplog.set_level(logging.DEBUG)
+    address = address.format(secret=SECRET, host=url.partition("://")[2])
+    monkeypatch.setenv("ISSUER", address)
+    with pytest.raises(InvalidOptionError) as raised:
+        SchemaRegistry(url, options={**FETCHING, ISSUER: address})
+    later = SchemaRegistry(url, options={**FETCHING, ISSUER: EnvironmentVariable("ISSUER")})
+    with pytest.raises(InvalidOptionError) as raised_later:
+        later.subject("orders")
+    assert SECRET not in f"{kept(raised.value)} {kept(raised_later.value)} {caplog.text}"
 
 
 @pytest.mark.parametrize("drip", DRIPS)
 @pytest.mark.parametrize(
-    ("client", "error"), [("unity", CatalogUnavailableError), ("registry", SchemaRegistryError)], ids=CLIENTS
+    ("client", "error"), [("unity", CatalogUnavailableError), ("registry", SchemaRegistryError)], ids=LIMITS
 )
 def test_an_answer_that_never_ends_is_waited_for_for_a_while(
     client: str,
@@ -115,7 +155,7 @@ def test_an_answer_that_never_ends_is_waited_for_for_a_while(
 
 
 @pytest.mark.parametrize(
-    ("client", "error"), [("unity", InvalidOptionError), ("registry", SchemaMismatchError)], ids=CLIENTS
+    ("client", "error"), [("unity", InvalidOptionError), ("registry", SchemaMismatchError)], ids=LIMITS
 )
 def test_an_answer_without_end_is_read_up_to_a_size(
     client: str, error: type[StreamAssetsError], server: tuple[str, list[Answer]], monkeypatch: pytest.MonkeyPatch
