@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from operator import itemgetter, methodcaller
 from typing import Any, NamedTuple, cast
 
@@ -29,6 +30,8 @@ MAX_PAYLOAD_BYTES = 256 * 1024 * 1024
 """The longest payload; a message with a longer one, which only compression gets to a broker, is a dead letter."""
 MAX_BATCH_BYTES = 2 * MAX_PAYLOAD_BYTES
 """The size up to which the client decompresses a batch of the broker."""
+HEADERS_MESSAGES = 16
+"""The number of messages whose headers are read at once. Each has up to 100,000, and needs memory for every one."""
 _NOT_UTF8 = "a header's name is not UTF-8"
 # The client lets a UnicodeDecodeError escape as a SystemError, and keeps half a list: a second call for the headers of
 # such a message would crash the process.
@@ -80,10 +83,12 @@ def record_batches(runs: Iterable[Run]) -> Iterator[pa.RecordBatch]:
     """
     rows = _Rows()
     for run in runs:
-        rows.add(run)
-        if len(rows.offsets) >= BATCH_ROWS or rows.size >= BATCH_BYTES:
-            yield from rows.to_batches()
-            rows = _Rows()
+        left: Run | None = run
+        while left is not None:
+            left = rows.add(left)
+            if len(rows.offsets) >= BATCH_ROWS or rows.size >= BATCH_BYTES:
+                yield from rows.to_batches()
+                rows = _Rows()
     if rows.offsets:
         yield from rows.to_batches()
 
@@ -103,30 +108,43 @@ class _Rows:
     size: int = 0
     """The sum of :func:`message_bytes`."""
 
-    def add(self, run: Run) -> None:
-        """Add messages, reading each field once."""
-        first, messages = len(self.offsets), run.messages
+    def add(self, run: Run) -> Run | None:
+        """Add messages, reading each field once; return those that are left because the headers have enough bytes."""
+        first, count, left = len(self.offsets), self._add_headers(run.messages), None
+        if count < len(run.messages):
+            left = Run(run.shard, run.offsets[count:], run.messages[count:])
+            run = Run(run.shard, run.offsets[:count], run.messages[:count])
+        messages = run.messages
         self.shards.append(run.shard)
-        self.counts.append(len(messages))
+        self.counts.append(count)
         self.offsets += run.offsets
         self.timestamps += map(_second, map(KafkaMessage.timestamp, messages))
         self.keys.extend(map(cast("Any", KafkaMessage.key), messages))
         self.payloads.extend(map(cast("Any", KafkaMessage.value), messages))
-        # The headers of each message are read once, even after an error: the list keeps the results before it.
-        asked = map(KafkaMessage.headers, messages)
-        while len(self.headers) < len(self.offsets):
-            try:
-                self.headers.extend(asked)
-            except _UNREADABLE:
-                self.errors[len(self.headers)] = _NOT_UTF8
-                self.headers.append(None)
         size = sum(map(len, messages))
         self.size += size + sum(map(len, filter(None, self.keys[first:])))
-        self.size += sum(map(headers_bytes, filter(None, self.headers[first:])))
         if size > MAX_PAYLOAD_BYTES:
             for place, message in enumerate(messages, first):
                 if len(message) > MAX_PAYLOAD_BYTES:
                     self.payloads[place], self.errors[place] = None, _too_long(message)
+        return left
+
+    def _add_headers(self, messages: Sequence[KafkaMessage]) -> int:
+        """Add headers of messages until they have the bytes of a batch; return of how many messages."""
+        first, size = len(self.headers), 0
+        # The headers of each message are read once, even after an error: the list keeps the results before it.
+        asked = map(KafkaMessage.headers, messages)
+        while len(self.headers) < first + len(messages) and size < BATCH_BYTES:
+            begin = len(self.headers)
+            try:
+                self.headers.extend(islice(asked, HEADERS_MESSAGES))
+            except _UNREADABLE:
+                self.errors[len(self.headers)] = _NOT_UTF8
+                self.headers.append(None)
+            if any(found := self.headers[begin:]):
+                size += sum(map(headers_bytes, filter(None, found)))
+        self.size += size
+        return len(self.headers) - first
 
     def to_batches(self) -> list[pa.RecordBatch]:
         """Return the messages as one record batch, or several if they have too many bytes for one."""

@@ -495,6 +495,8 @@ def test_a_block_ends_after_many_empty_headers_or_long_keys_and_its_memory_is_bo
     assert [batch.num_rows for batch in found] == [7, 7, 6]
     assert sum(map(bytes_of, found)) == sum(message_bytes(run.messages[0]) for run in runs) == 20 * (20_000 * 64 + 2)
     assert [len(row) for batch in found for row in batch.column("headers")] == [20_000] * 20
+    whole = Run(ORDERS, list(range(20)), [run.messages[0] for run in runs])
+    assert [batch.num_rows for batch in record_batches([whole])] == [16, 4], "though the client gives them as one block"
     keyed = [Run(ORDERS, [offset], [Message(topic="orders", key=bytes(1 << 22))]) for offset in range(4)]
     assert [batch.num_rows for batch in record_batches(keyed)] == [2, 2]
 
