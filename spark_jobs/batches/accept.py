@@ -440,8 +440,8 @@ def _same_up_to(source: BatchSource, remembered: Mapping[Shard, list[LastMessage
     """Return the sequence after the newest of these messages that the stream still holds; or ``MIN_SEQUENCE``.
 
     Of the messages that the stream holds at these sequences, the first ones are the same, and the later ones differ. A
-    message that is missing was removed or lost, so it counts as neither. Each look-up also finds the messages before it
-    that are missing, because it returns the last one that the stream holds up to there.
+    message that was removed counts as neither, and one that was lost differs. Each look-up also finds the messages
+    before it that are missing, because it returns the last one that the stream holds up to there.
     """
     same = dict.fromkeys(remembered, MIN_SEQUENCE)
     left = dict(remembered)
@@ -452,10 +452,10 @@ def _same_up_to(source: BatchSource, remembered: Mapping[Shard, list[LastMessage
         for shard, message in middle.items():
             messages, held = left[shard], now.get(shard)
             before, after = messages[: len(messages) // 2], messages[len(messages) // 2 + 1 :]
-            if held is None or held.sequence < message.sequence:
-                left[shard] = [one for one in before if held is not None and one.sequence <= held.sequence] + after
-            elif source.is_replaced(shard, message, held):
+            if source.is_replaced(shard, message, held):
                 left[shard] = before
+            elif held is None or held.sequence < message.sequence:
+                left[shard] = [one for one in before if held is not None and one.sequence <= held.sequence] + after
             else:
                 left[shard], same[shard] = after, message.sequence + 1
     return same

@@ -487,13 +487,15 @@ class RedisBatchSource(BatchSource):
     def is_replaced(self, shard: Shard, read: LastMessage, held: LastMessage | None) -> bool:
         """See :meth:`stream_consumers.batches.BatchSource.is_replaced`.
 
-        A missing entry was either deleted, or the server lost it with all later ones. Redis 7 stores the highest
-        deleted id, which is read after the search for the entry.
+        A missing entry was deleted, or trimmed with all entries before it, or the server lost it. Redis 7 stores the
+        highest deleted id, which is read after the search for the entry.
         """
-        if held is None or held.sequence >= read.sequence:
+        if held is not None and held.sequence >= read.sequence:
             return super().is_replaced(shard, read, held)
         facts = self.server.facts(shard)
-        return facts is not None and facts.deleted is not None and facts.deleted < read.sequence
+        if facts is None or facts.deleted is None:
+            return False
+        return facts.deleted < read.sequence and (held is not None or facts.first_or_end <= read.sequence)
 
     def plan(self, gaps: Mapping[Shard, Range], *, limits: Limits, parallelism: int) -> BatchPlan | None:
         """See :meth:`stream_consumers.batches.BatchSource.plan`; each shard gets an equal share of both limits."""

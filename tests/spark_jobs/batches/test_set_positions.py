@@ -144,6 +144,28 @@ def test_a_failover_repeats_no_entry_although_some_are_gone(
     assert group.rows() == lost + repeated
 
 
+@pytest.mark.parametrize(("lost", "late"), [(2, 1), (3, 1), (3, 2), (6, 1)])
+def test_an_accept_reads_what_was_sent_late_before_the_last_entry_was_sent_again(
+    group: RedisGroup, lost: int, late: int
+) -> None:
+    """Several batches are lost, and only the last entry of them is sent again."""
+    dump, milliseconds = group.dump(0), group.milliseconds
+    for _ in range(lost + 1):
+        group.milliseconds += 10
+        group.add(1)
+        group.ingest()
+    group.fail_over(0, dump)
+    last, group.milliseconds = group.milliseconds, milliseconds
+    group.add(late, 0)
+    group.milliseconds = last - 1
+    group.add(1, 0)
+    with pytest.raises(SourceRecreatedError):
+        group.losses()
+    group.accept(is_cut=True)
+    group.ingest()
+    assert group.held() <= group.rows().keys()
+
+
 def test_an_accept_of_one_key_that_was_recreated_repeats_no_other(group: RedisGroup) -> None:
     before = group.rows()
     group.client.delete(group.keys[0])
