@@ -222,18 +222,19 @@ class FileBatchSource(BatchSource):
         with OpenStreamFile(self._path) as file:
             # The file may have been replaced since it was last read.
             self._header, self._frozen_size = file.header, file.size
-        hinted, is_unknown = self._hinted(resume)
-        self._unknown = self._unknown_streams(hinted, resume)
-        first = hinted if hinted is not None and resume is not None and self._is_covered(hinted, resume) else START
+        self._segments, self._last_end = [], None
+        is_unknown = self._use_hint(resume)
+        first = self._last_end or START
         deadline = math.inf if budget_seconds is None else time.monotonic() + budget_seconds
         span = (self._frozen_size - first.offset) // segments.MAX_SEGMENTS
         scan = SegmentScan(first, self._streams, frames=segments.CHECKPOINT_FRAMES, span=span)
-        self._segments, self._last_end, self._hinted_end = [], None, hinted
         self._tail, self.is_exact = None, True
         with self._scanner(first) as scanner:
             self._segments += scan.segments(self._blocks(scanner, scan, deadline))
             if self.is_exact:
-                damage = scan.open_damage or (_waiting_damage(scan, resume, hinted) if resume and hinted else None)
+                damage, hinted = scan.open_damage, self._hinted_end
+                if damage is None and resume and hinted:
+                    damage = _waiting_damage(scan, resume, hinted)
                 self._tail = self._describe_tail(damage, scanner)
         starts: dict[Shard, int] = {}
         for segment in self._segments:
@@ -265,10 +266,7 @@ class FileBatchSource(BatchSource):
 
         The damage in it comes with the next batch.
         """
-        hinted, _ = self._hinted(resume)
-        self._hinted_end, self._unknown = hinted, self._unknown_streams(hinted, resume)
-        if self._last_end != hinted:
-            self._last_end = hinted if hinted is not None and self._is_covered(hinted, resume) else None
+        self._use_hint(resume)
 
     def lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
         """See :meth:`stream_consumers.batches.BatchSource.lost`.
@@ -487,6 +485,15 @@ class FileBatchSource(BatchSource):
                 "(stream-assets produce URL --count 0), which moves the incomplete bytes into a file beside it"
             )
         return None
+
+    def _use_hint(self, resume: Resume | None) -> bool:
+        """Take over where an earlier batch ended; return whether the file may differ from the one that was read."""
+        hinted, is_unknown = self._hinted(resume)
+        self._hinted_end, self._unknown = hinted, self._unknown_streams(hinted, resume)
+        if self._last_end != hinted:
+            is_covered = hinted is not None and resume is not None and self._is_covered(hinted, resume)
+            self._last_end = hinted if is_covered else None
+        return is_unknown
 
     def _hinted(self, resume: Resume | None) -> tuple[Checkpoint | None, bool]:
         """Return the end of the batch that wrote the hint, if that is in this file.
