@@ -149,18 +149,22 @@ class FileConsumer(Consumer):
     def _next_available(self) -> Message | None:
         if self._ended:
             return None
-        for items in (self._items, iter(self._scanner)):
-            self._items = items
-            is_at_end = False
-            for item in items:
-                is_at_end = isinstance(item, Frame) and item.is_end_of_stream and item.offset != self._passed_end
-                if isinstance(item, Damage):
-                    self._report(item)
-                elif not item.is_control and self._is_wanted(item):
-                    return Message(item.shard, item.sequence, item.timestamp_ms, item.payload)
-            if is_at_end and not self._scanner.incomplete_bytes:
-                self._ended = True
-                return None
+        message = self._next_of_pass()
+        if message is None and not self._ended:
+            self._items = iter(self._scanner)
+            message = self._next_of_pass()
+        return message
+
+    def _next_of_pass(self) -> Message | None:
+        """Return the next wanted message of this pass over the file, and note the end of the stream."""
+        is_at_end = False
+        for item in self._items:
+            is_at_end = isinstance(item, Frame) and item.is_end_of_stream and item.offset != self._passed_end
+            if isinstance(item, Damage):
+                self._report(item)
+            elif not item.is_control and self._is_wanted(item):
+                return Message(item.shard, item.sequence, item.timestamp_ms, item.payload)
+        self._ended = is_at_end and not self._scanner.incomplete_bytes
         return None
 
     def _is_wanted(self, frame: Frame) -> bool:
@@ -194,7 +198,6 @@ class FileConsumer(Consumer):
             self._scanner.check_in_place()
             known = self._known_shards(beacons)
             first = 0 if known is None else min((beacons.last_before(shard, is_before) for shard in known), default=0)
-            start = HEADER_SIZE
             is_found: bool | None = None
             if first and scanner.skip_spliced(first):
                 start = scanner.offset
