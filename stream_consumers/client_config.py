@@ -16,7 +16,7 @@ from urllib.parse import quote_plus, unquote
 
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import is_plain_text
-from stream_consumers.urls import SECRET_PARAMETER, USER_INFO, is_address
+from stream_consumers.urls import SECRET_PARAMETER, USER_INFO, address_secrets, is_address
 
 Scalar = str | int | float | bool
 HIDDEN = "[hidden]"
@@ -48,11 +48,13 @@ _BETWEEN_PARTS = re.compile(r"[\s:@/?#&,;=\"'{}\\]+")
 _QUOTED = re.compile(r"([\"'])(.+?)\1", re.DOTALL)
 _NO_PARTS = frozenset({
     "http", "https", "socks5", "socks5h", "required", "username", "password", "token", "credentials", "true", "false",
-    "none",
+    "none", "metrics",
 })  # fmt: skip
 _BACKSLASHES = re.compile(r"\\+")
 _MIN_PART_CHARACTERS = 4
 _USER_INFO = re.compile(USER_INFO)
+_SCHEME = re.compile(r"\s*[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+_PROXY = re.compile(r"(https?|all)_proxy", re.IGNORECASE)
 # An HTTP client sends a user, or the id of a client, together with its secret. Their options have the same prefix.
 _USER = re.compile(r"(.*?)(user(name)?|id)", re.IGNORECASE | re.DOTALL)
 _SECRET_OF_USER = re.compile(r"(.*?)(password|secret)", re.IGNORECASE | re.DOTALL)
@@ -224,8 +226,8 @@ def redact_options(text: str, options: Mapping[str, object]) -> str:
     fewer than 12 characters is recognized only as a whole word. A longer one is also recognized in another case and by
     its beginning, but not without its first 12 characters. The parts of a secret, such as the password in a URL, are
     secrets as well, unless the value is the path of a file. The user and the password of any URL in the text are
-    secrets, too, as are its parameters with names like ``password`` or ``sig``, JSON Web Tokens, and the session tokens
-    in the answers of S3.
+    secrets, too, as are its parameters with names like ``password`` or ``sig``, JSON Web Tokens, the session tokens in
+    the answers of S3, and the credentials of the proxies in the environment.
 
     Args:
         text: the text of an error.
@@ -236,7 +238,9 @@ def redact_options(text: str, options: Mapping[str, object]) -> str:
         "unknown command 'HELLO' with '3' 'AUTH' 'me' '[hidden]'"
     """
     secrets: set[str] = set()
-    for name, value in options.items():
+    # All HTTP clients use the proxies of the environment.
+    proxies = address_options({name: value for name, value in os.environ.items() if _PROXY.fullmatch(name)})
+    for name, value in [*options.items(), *proxies.items()]:
         if _may_be_secret(name, value):
             secrets |= _secrets(str(value), has_parts=bool(_SECRET.match(name) or not _PATH.fullmatch(str(value))))
     secrets |= _coded(_pairs(options))
@@ -250,6 +254,20 @@ def redact_options(text: str, options: Mapping[str, object]) -> str:
     text = _CREDENTIALS.sub(rf"\1 {HIDDEN}", text)
     text = _TOKEN.sub(lambda found: HIDDEN if found["parts"] else found[0], text)
     return _PARAMETER.sub(rf"\1{HIDDEN}", _USER_INFO.sub(f"://{HIDDEN}@", text))
+
+
+def address_options(addresses: Mapping[str, str]) -> dict[str, str]:
+    """Return the secrets of addresses as options for :func:`redact_options`, which then hides all but their hosts.
+
+    Example:
+        >>> address_options({"HTTP_PROXY": "http://me:s3cret@proxy:3128"})
+        {'HTTP_PROXY 0 password': 'me:s3cret', 'HTTP_PROXY 1 password': 's3cret'}
+    """
+    return {
+        f"{name} {place} password": secret
+        for name, address in addresses.items()
+        for place, secret in enumerate(sorted(address_secrets(address)))
+    }
 
 
 def secret_values(options: Mapping[str, object]) -> Iterator[str]:
@@ -287,6 +305,7 @@ def _secrets(value: str, *, has_parts: bool) -> frozenset[str]:
     plain = {value, value.strip()}
     if has_parts:
         plain |= {part for part in parts - _NO_PARTS if len(part) >= _MIN_PART_CHARACTERS}
+        plain |= address_secrets(value) if _SCHEME.match(value) else set()
     plain |= set(map(unquote, plain))
     # A text may repeat a space or a backslash any number of times.
     return frozenset(_BACKSLASHES.sub(r"\\", " ".join(one.split())) for one in plain | _coded(plain)) - {""}

@@ -32,6 +32,10 @@ SECRET_PARAMETER = r"[?&;][\w.-]*(?:password|pwd|pw|token|secret|sig|signature|k
 _ANY_KEYS = frozenset({"redis", "rediss"})
 # Characters that may belong to, or precede, a password.
 _UNSHOWN = re.compile(r"[@%;#?=]|:(?!//|[0-9])")
+# A client may not decode the "@" of an address.
+_LAST_AT = re.compile(r"(.*)(?:@|%40)", re.IGNORECASE | re.DOTALL)
+_HOST = re.compile(r"\A[^/?#]*")
+_BETWEEN_WORDS = re.compile(r"[\s:@/?#\\\[\]]+")
 _HOST_AND_NUMBER = re.compile(r"[\w.-]+:[0-9]+")
 NOT_SHOWN = "it is not shown, because it may contain a secret"
 CREDENTIALS = "contains a user or a password, or an '@' that may belong to one"
@@ -137,6 +141,25 @@ def passwords(text: str) -> Iterator[str]:
     """
     for credentials in _credentials(text):
         yield credentials.partition(":")[2] or credentials
+
+
+def address_secrets(address: str) -> set[str]:
+    """Return what may be secret in an address: all before its last ``@``, whole and in parts, and all after its host.
+
+    If a password contains unescaped characters, a client takes its parts for a host, a port or a path.
+
+    Example:
+        >>> sorted(address_secrets("http://me:hun#ter2@server:4318/key"))
+        ['hun', 'hun#ter2', 'key', 'me:hun#ter2', 'ter2']
+    """
+    rest = address.partition("://")[2] or address
+    found = _LAST_AT.match(rest)
+    credentials, server = (found[1], rest[found.end() :]) if found else ("", rest)
+    password = credentials.partition(":")[2] or credentials
+    behind = _HOST.sub("", server).strip("/?#")
+    secrets = {credentials, password, behind, *_BETWEEN_WORDS.split(password)}
+    # One character would be hidden in many places. Clients write hosts in lower case.
+    return {one for secret in secrets if len(secret) > 1 for one in (secret, secret.lower())}
 
 
 def _credentials(text: str) -> Iterator[str]:

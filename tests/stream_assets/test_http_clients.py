@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import chain, repeat
 from socketserver import StreamRequestHandler, ThreadingTCPServer
+from urllib.parse import quote_plus
 
 import pytest
 
@@ -86,7 +87,7 @@ def server() -> Iterator[tuple[str, list[Answer]]]:
             lines = [line.decode().strip() for line in iter(self.rfile.readline, b"\r\n")]
             headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
             self.rfile.read(int(headers.get("content-length", 0)))
-            credentials = headers["authorization"]
+            credentials = headers.get("proxy-authorization") or headers["authorization"]
             with suppress(ConnectionError):
                 for part in answers[0](credentials):
                     self.wfile.write(part)
@@ -114,6 +115,27 @@ def test_an_answer_that_repeats_the_request_shows_no_secret(
     for shown in (kept(raised.value), caplog.text):
         # An end of the secret is as much a leak as all of it.
         assert [secret for secret in (SECRET, *CODED) if secret[-8:] in shown] == []
+
+
+@pytest.mark.parametrize(("client", "answer"), [("unity", "table"), ("registry", "reason"), ("registry", "message")])
+def test_a_proxy_of_the_environment_that_repeats_the_request_shows_no_secret(
+    client: str,
+    answer: str,
+    server: tuple[str, list[Answer]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    url, answers = server
+    password = "pass/word-of-the-proxy"
+    coded = base64.b64encode(f"me:{password}".encode()).decode().rstrip("=")
+    answers.append(lambda sent: [ANSWERS[answer].format(said=f"{sent} for {password}").encode()])
+    monkeypatch.delenv("http_proxy", raising=False)
+    monkeypatch.setenv("HTTP_PROXY", f"http://me:{quote_plus(password)}@{url.partition('://')[2]}")
+    caplog.set_level(logging.DEBUG)
+    with pytest.raises(StreamAssetsError) as raised:
+        CLIENTS[client](f"http://{client}.example")
+    for shown in (kept(raised.value), caplog.text):
+        assert [secret for secret in (password, coded) if secret[-8:] in shown] == []
 
 
 @pytest.mark.parametrize("address", ["http://me:{secret}@{host}/token", "http://{host}/token?api_key={secret}"])

@@ -152,6 +152,7 @@ def test_the_text_of_a_client_is_repeated_without_values(name: str, value: str, 
         ({"password": "true,hunter2", "debug": "hunter2://x"}, "true: hunter2", "true: [hidden]"),
         ({"AWS_PROFILE": "a?key=hunter2"}, "no profile hunter2", "no profile [hidden]"),
         ({"ssl.keystore": "-----BEGIN KEY----- hunter2"}, "no file hunter2", "no file [hidden]"),
+        ({"proxy": "http://me:hun#ter2@h"}, "Failed to parse: 'me:hun'", "Failed to parse: 'me:[hidden]'"),
         ({"plugin.library": "/opt/kafka/lib"}, "kafka needs lib in /opt/kafka/lib", "kafka needs lib in [hidden]"),
     ],
 )
@@ -159,6 +160,18 @@ def test_a_short_value_is_hidden_as_a_word_however_it_is_written(
     options: dict[str, object], said: str, expected: str
 ) -> None:
     assert redact_options(said, options) == expected
+
+
+@pytest.mark.parametrize("variable", ["HTTP_PROXY", "https_proxy", "ALL_PROXY"])
+@pytest.mark.parametrize("scheme", ["", "http://", "socks5h://"])
+@pytest.mark.parametrize("text", ["me:hun", "ter2", "me:hun/ter2", "bWU6aHVuL3RlcjI="])
+def test_the_credentials_of_a_proxy_in_the_environment_are_hidden(
+    variable: str, scheme: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, f"{scheme}me:hun/ter2@proxy:3128")
+    said = redact_options(f"the proxy proxy:3128 answers {text}", {})
+    assert said.startswith("the proxy proxy:3128 answers ")
+    assert [part for part in ("hun", "ter2", "aHVu", "L3Rl") if part in said] == []
 
 
 # Users, roles, paths, switches, and addresses without a password.
