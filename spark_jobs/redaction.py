@@ -1,15 +1,12 @@
-"""Hides what this process was given in confidence from the texts of Spark, of delta-rs, of storages and of logs."""
+"""Hides what this process was given in confidence from the texts of Spark, of delta-rs and of storages."""
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import cache
-from typing import Any
 
 from stream_consumers.client_config import redact_options
 from stream_consumers.urls import SECRET_PARAMETER, USER_INFO, is_server, passwords
@@ -69,31 +66,6 @@ def redacted(text: str, options: Mapping[str, str] | None = None) -> str:
         given["environment token"] = _behind_server(remote)
     given |= _secrets_within({f"environment {name}": os.environ.get(name, "") for name in JAVA_VARIABLES})
     return redact_options(text, {**given, **_hidden, **(options or {})})
-
-
-@cache
-def redact_logs(redact: Callable[[str], str], *libraries: str) -> None:
-    """Redact all records that these libraries log from now on.
-
-    A filter of a logger does not see the records of the loggers below it, so a record is redacted when it is created.
-
-    Args:
-        redact: removes the secrets from a text.
-        libraries: the names of their topmost loggers.
-    """
-    create = logging.getLogRecordFactory()
-
-    def create_redacted(*arguments: Any, **more: Any) -> logging.LogRecord:
-        record = create(*arguments, **more)
-        # A record that logging.makeLogRecord creates, as Dagster's loggers do, has no name yet.
-        if record.name is not None and record.name.partition(".")[0] in libraries:
-            record.msg, record.args = redact(record.getMessage()), ()
-            if record.exc_info:
-                record.exc_text = redact(logging.Formatter().formatException(record.exc_info))
-                record.exc_info = None
-        return record
-
-    logging.setLogRecordFactory(create_redacted)
 
 
 def jvm_output(text: str) -> str:

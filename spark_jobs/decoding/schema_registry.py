@@ -18,7 +18,6 @@ import numpy as np
 
 from spark_jobs.decoding.decoders import import_library, shortened
 from spark_jobs.decoding.schema_limits import ENTRY_CHARACTERS, copied
-from spark_jobs.redaction import redact_logs
 from stream_consumers.client_config import ClientConfig, Deferred, Scalar, check_header_value, redact_options, resolve
 from stream_consumers.deadlines import within
 from stream_consumers.errors import (
@@ -29,6 +28,7 @@ from stream_consumers.errors import (
     SchemaRegistryError,
     StreamAssetsError,
 )
+from stream_consumers.library_logs import redact_logs
 from stream_consumers.options import check_name
 from stream_consumers.urls import check_address
 
@@ -86,8 +86,6 @@ _OPTION_ADDRESS = (
     "Write it like https://login/token, and put credentials into other options, such as bearer.auth.client.id and "
     "bearer.auth.client.secret, and parameters for OAUTHBEARER_AZURE_IMDS into bearer.auth.issuer.endpoint.query."
 )
-_HTTP_LOGGERS = ("httpx", "httpx2", "httpcore", "httpcore2")
-"""The loggers of the HTTP client, which logs addresses, and what a server or a proxy answers."""
 _ACCESS_REMEDY = "Check the credentials in the options, such as basic.auth.user.info, and the permissions of the user."
 # The process is in the key, because a forked process must not share the connections of a client.
 _lookups: dict[tuple[object, ...], Lookups] = {}
@@ -320,7 +318,7 @@ class Lookups:
                 config[_TOKEN] = check_header_value(str(config[_TOKEN]), _TOKEN)
             numbers = {name: float(config[name]) for name in _NUMBERS if name in config}
             client = _client_module().SchemaRegistryClient({**config, **numbers, "url": self._url})
-            redact_logs(_redact_registries, *_HTTP_LOGGERS)
+            redact_logs(_secrets_of_registries)
             session = client._rest_client.session
             # The client uses httpx, or its successor httpx2.
             library: Any = sys.modules[type(session).__module__.partition(".")[0]]
@@ -340,8 +338,12 @@ class Lookups:
 
     def redacted(self, text: str) -> str:
         """Return a text of the client without the values of its options, and without the credentials that it sent."""
+        return redact_options(text, self.secrets())
+
+    def secrets(self) -> dict[str, Scalar]:
+        """Return the options of the client, and the credentials that it sent, for :func:`redact_options`."""
         sent = {f"{place} token": token for place, token in enumerate(tuple(self._sent))}
-        return redact_options(text, {**self._options, **sent})
+        return {**self._options, **sent}
 
     def _remember(self, request: Any) -> None:
         token = request.headers.get("authorization", "").partition(" ")[2]
@@ -582,11 +584,10 @@ def _token_clients(client: Any) -> list[Any]:
     return [] if fetching is None else [fetching]
 
 
-def _redact_registries(text: str) -> str:
-    """Hide the secrets of all registries of this process, because a log record does not name its client."""
-    for lookups in tuple(_lookups.values()):
-        text = lookups.redacted(text)
-    return text
+def _secrets_of_registries() -> dict[str, Scalar]:
+    """Return the secrets of all registries of this process, because a log record does not name its client."""
+    clients = enumerate(tuple(_lookups.values()))
+    return {f"{place} {name}": value for place, client in clients for name, value in client.secrets().items()}
 
 
 def _limit_answers(session: Any, base: Any) -> None:

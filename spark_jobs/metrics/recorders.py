@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import import_module
 from typing import Any, Protocol
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
-from spark_jobs.redaction import redact_logs
-from stream_consumers.client_config import HIDDEN, redact_options
+from stream_consumers.client_config import address_options
 from stream_consumers.errors import log_text
+from stream_consumers.library_logs import redact_logs
 
 OTLP_VARIABLES = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -123,7 +122,7 @@ def recorders() -> Recorders:
     has set up OpenTelemetry itself needs no variable. ``STREAM_ASSETS_PROMETHEUS_TEXTFILES`` names a folder of the
     textfile collector of Prometheus' node exporter. If a recorder cannot be set up, a warning is logged.
     """
-    redact_logs(_redact_otlp, "opentelemetry")
+    redact_logs(_otlp_secrets)
     otlp = ", ".join(name for name in OTLP_VARIABLES if os.environ.get(name))
     found = [_set_up("opentelemetry", "OpenTelemetryRecorder", otlp)]
     if folder := os.environ.get(TEXTFILE_VARIABLE):
@@ -147,14 +146,10 @@ def _set_up(extra: str, name: str, variables: str, *arguments: Any) -> Recorder 
     return None
 
 
-def _redact_otlp(text: str) -> str:
-    """Hide the headers in the environment, as they are written and decoded, and what follows the host of an address."""
+def _otlp_secrets() -> dict[str, str]:
+    """Return the headers in the environment, as they are written and decoded, and all of an address but its host."""
     values = {name: value for name, value in os.environ.items() if name.startswith("OTEL_EXPORTER_OTLP")}
     headers = {name: value for name, value in values.items() if name.endswith("_HEADERS")}
-    for decode in (str, unquote):
-        text = redact_options(text, {name: decode(value) for name, value in headers.items()})
-    for name, address in values.items():
-        parts = urlsplit(address)
-        if name.endswith("_ENDPOINT") and (hidden := [one for one in (parts.path.strip("/"), parts.query) if one]):
-            text = re.sub("|".join(map(re.escape, hidden)), HIDDEN, text)
-    return text
+    decoded = {f"{name} decoded": unquote(value) for name, value in headers.items()}
+    addresses = {name: value for name, value in values.items() if name.endswith("_ENDPOINT")}
+    return {**headers, **decoded, **address_options(addresses)}

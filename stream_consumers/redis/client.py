@@ -24,6 +24,7 @@ from stream_consumers.errors import (
     StreamAssetsError,
     StreamNotFoundError,
 )
+from stream_consumers.library_logs import redact_logs
 from stream_consumers.options import check_count, check_range, check_timeout
 from stream_consumers.urls import StreamUrl
 
@@ -58,6 +59,8 @@ _DENIED = (
     "AUTH ",
     "AuthenticationError",
 )
+# The options of all clients of this process, because a log record does not name its client.
+_logged_options: dict[str, Scalar] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,9 @@ def new_client(url: StreamUrl, options: Mapping[str, Scalar], *, reply_seconds: 
         InvalidOptionError: the client does not have an option.
         BrokerUnavailableError: no node of the cluster answers, or the server is not a cluster.
     """
+    key = hash(frozenset(options.items()))
+    _logged_options.update({f"{key} {name}": value for name, value in options.items()})
+    redact_logs(_logged_options.copy)
     common: dict[str, Any] = {
         "socket_connect_timeout": min(CONNECT_SECONDS, reply_seconds),
         "retry": Retry(NoBackoff(), 0),

@@ -27,8 +27,8 @@ from spark_jobs.batches.telemetry import BatchTelemetry
 from spark_jobs.metrics import prometheus
 from spark_jobs.metrics.opentelemetry import OpenTelemetryRecorder
 from spark_jobs.metrics.prometheus import TextfileRecorder
-from spark_jobs.metrics.recorders import BatchLabels, BatchNumbers, Recorders, _redact_otlp, recorders
-from stream_consumers.client_config import HIDDEN
+from spark_jobs.metrics.recorders import BatchLabels, BatchNumbers, Recorders, _otlp_secrets, recorders
+from stream_consumers.client_config import HIDDEN, redact_options
 from stream_consumers.errors import UntrustedFileError
 from tests.support.batch_reports import ZERO, report
 from tests.support.python_programs import run_python
@@ -206,9 +206,34 @@ def test_a_header_that_opentelemetry_refuses_is_logged_without_its_value(
 @pytest.mark.parametrize("place", ["v1/metrics?api-key=hunter2", "hunter2/v1/metrics"])
 def test_an_address_is_logged_without_what_follows_its_host(place: str, unset: pytest.MonkeyPatch) -> None:
     unset.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", f"http://collector:1/{place}")
-    shown = _redact_otlp(f"failed at collector:1 with url: /{place}")
+    shown = redact_options(f"failed at collector:1 with url: /{place}", _otlp_secrets())
     assert shown.startswith(f"failed at collector:1 with url: /{HIDDEN}")
     assert "hunter2" not in shown
+
+
+@pytest.mark.parametrize(
+    ("variable", "address"),
+    [
+        # Clients take the beginning of such a password for a port, or a user for a host.
+        (VARIABLES[0], "http://me:hunter2#the-lake@127.0.0.1:1"),
+        (VARIABLES[0], "http://me:p@hunter2?x@127.0.0.1:1"),
+        (VARIABLES[0], "http://me:hun[ter2@127.0.0.1:1"),
+        (VARIABLES[0], "http://hunter2-of%40127.0.0.1:1"),
+        (VARIABLES[0], "http://Hunter2/x@127.0.0.1:1"),
+        (VARIABLES[0], "http://127.0.0.1:1/hunter2%2bx/y"),
+        (VARIABLES[0], "http://127.0.0.1:1/x/../hunter2/y"),
+        ("HTTP_PROXY", "http://me:hunter2/x@127.0.0.1:1"),
+    ],
+)
+def test_an_export_that_fails_shows_nothing_of_an_address_but_its_host(variable: str, address: str) -> None:
+    export = "from opentelemetry import metrics\nmetrics.get_meter_provider().force_flush()\nimport os\nos._exit(0)\n"
+    program = f"import logging\nlogging.basicConfig(level='DEBUG')\n{PROGRAM}{export}"
+    names = {VARIABLES[0]: "http://127.0.0.2:1", "OTEL_EXPORTER_OTLP_TIMEOUT": "1", variable: address}
+    done = run_python(program, **names)
+    assert done.returncode == 0
+    assert "opentelemetry.exporter." in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [part for part in ("hunter2", "hun[", "ter2", "the-lake") if part in done.stderr.lower()] == []
 
 
 def test_a_record_without_a_name_can_be_created(unset: pytest.MonkeyPatch) -> None:
