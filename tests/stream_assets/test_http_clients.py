@@ -11,6 +11,7 @@ from contextlib import suppress
 from itertools import chain, repeat
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 from urllib.parse import quote_plus
+from urllib.request import build_opener
 
 import pytest
 
@@ -131,6 +132,8 @@ def test_a_proxy_of_the_environment_that_repeats_the_request_shows_no_secret(
     answers.append(lambda sent: [ANSWERS[answer].format(said=f"{sent} for {password}").encode()])
     monkeypatch.delenv("http_proxy", raising=False)
     monkeypatch.setenv("HTTP_PROXY", f"http://me:{quote_plus(password)}@{url.partition('://')[2]}")
+    # It reads the proxies when it is created.
+    monkeypatch.setattr(catalogs, "_OPENER", build_opener(catalogs._RefuseRedirects))
     caplog.set_level(logging.DEBUG)
     with pytest.raises(StreamAssetsError) as raised:
         CLIENTS[client](f"http://{client}.example")
