@@ -4,7 +4,9 @@ A scan finds messages one by one (:class:`Frame`) or as columns (:class:`Run`), 
 on the bytes, never on where the scan began, so that two readers agree:
 
 * A frame with an intact end (its last byte is ``0D`` and the beacons within it agree with its length) but a wrong
-  checksum is reported as damaged; the scan continues after it.
+  checksum is reported as damaged; the scan continues after it. If an intact message is within it, its length may be
+  damaged, so that it has swallowed messages of any shard: the damage has no shard then. Nothing within it is read,
+  because a payload may contain the bytes of a message, too.
 * At other bytes that cannot be a frame, the scan loses the framing and continues at the next beacon, which marks where
   the next frame begins. The bytes in between are reported as one damaged region.
 * A frame whose sequence does not grow within its shard is reported as damaged, too. So is one whose sequence jumps,
@@ -21,10 +23,10 @@ import enum
 import os
 import string
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import islice, repeat, takewhile
+from itertools import chain, islice, repeat, takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -193,7 +195,8 @@ def read_run(
         last: the last sequence of each shard before them; ``None`` accepts all sequences.
         missing: how many sequences a shard may lack before its first message.
         span: the number of bytes in which the messages begin.
-        is_checked: whether to compare checksums, and keep payloads.
+        is_checked: whether to compare checksums, and keep payloads. Otherwise only those of messages within which
+            another one may be are compared.
 
     Returns:
         The run, with offsets in ``data`` in place of file offsets; ``None`` if the first message is not intact.
@@ -205,8 +208,9 @@ def read_run(
         return None
     octets = np.frombuffer(data, np.uint8)
     # The first message begins at the start, and each other one after the end of a message.
-    after = start + 1 + np.flatnonzero(octets[start:last_start] == END)
-    places = np.append(start, after[octets[after] == key[0]])
+    after = start + _after_ends(octets[start:last_start])
+    is_begin = octets[after] == key[0]
+    places = np.append(start, after[is_begin])
     # The bytes before the payload of a message that begins at an offset, for each offset.
     heads: npt.NDArray[np.void] = np.ndarray(
         len(data) - head.itemsize + 1, np.dtype((np.void, head.itemsize)), data, strides=(1,)
@@ -215,6 +219,7 @@ def read_run(
     is_key = fields["key"] == key
     if not is_key.all():
         # A payload contains such bytes, too.
+        is_begin[is_begin] = is_key[1:]
         places, fields = places[is_key], fields[is_key]
     places, fields = places[:MAX_RUN_MESSAGES], fields[:MAX_RUN_MESSAGES]
     begins = places + head.itemsize
@@ -231,6 +236,16 @@ def read_run(
         computed = np.fromiter(map(cdma2000, payloads), np.int64, count)
         stored = octets[stops[:count]].astype(np.int64) << 8 | octets[stops[:count] + 1]
         count = _leading(computed == stored)
+    elif count:
+        last_begin, end = int(places[count - 1]), int(ends[count - 1])
+        within = after[~is_begin]
+        within = np.append(within[within < last_begin], _after_ends(octets[last_begin : end - 1]) + last_begin)
+        inner, _ = _payloads_at(octets[:end], within)
+        for number in np.unique(np.searchsorted(ends[:count], inner, "right")).tolist():
+            stop = int(stops[number])
+            if cdma2000(data[int(begins[number]) : stop]) != int.from_bytes(data[stop : stop + 2], "big"):
+                count = number
+                break
     numbers, sequences = (fields[name][:count].astype(np.int64) for name in ("number", "sequence"))
     by_shard = _ByShard(stream, numbers, sequences)
     if last is not None and (following := by_shard.following(last, missing)) < count:
@@ -318,7 +333,7 @@ def _head(key_bytes: int) -> np.dtype[np.void]:
 
 
 WINDOW_BYTES = 1024 * 1024
-# How many of the bytes after the last item, and of their possible payloads, are searched for messages.
+# How many of the bytes after the last item, and of the possible payloads within damage, are searched for messages.
 TAIL_BYTES = 4 * 1024 * 1024
 # For each byte, whether it can be in a stream key.
 _IS_IN_KEY = np.isin(np.arange(256), list(f"{string.ascii_letters}{string.digits}._-".encode()))
@@ -523,7 +538,8 @@ class _FrameReader:
             return "both its checksum and its end are wrong"
         spliced_bytes = sum(splice.size for splice in splices if splice.at < end) if spliced else 0
         frame = Frame(position + self._shift, end + self._shift + spliced_bytes, shard, sequence, timestamp_ms, payload)
-        found = self._judge(_checked(frame, stored, computed))
+        is_swallowing = stored != computed and _may_contain_message(bytes(buffer[position:end]))
+        found = self._judge(_checked(frame, stored, computed, is_swallowing=is_swallowing))
         if found is not None and spliced:
             self._advance(end)
         elif found is not None:
@@ -718,12 +734,7 @@ class FrameScanner(_FrameReader, ClosesOnExit):
         is also true if there are more bytes, or more that look like messages, than can be checked in a short time.
         """
         tail = self._file.read(self.offset, min(TAIL_BYTES, self.incomplete_bytes))
-        left = TAIL_BYTES
-        for begin, end in _possible_payloads(tail):
-            if left <= 0 or cdma2000(tail[begin:end]) == int.from_bytes(tail[end : end + 2], "big"):
-                return True
-            left -= max(MIN_RUN_BYTES, end - begin)
-        return self.incomplete_bytes > len(tail)
+        return self.incomplete_bytes > len(tail) or _may_be_intact(tail, _possible_payloads(tail))
 
     def check_in_place(self) -> None:
         """Check that the open file is still the one at its path, so that new messages will be read.
@@ -759,7 +770,7 @@ class FrameScanner(_FrameReader, ClosesOnExit):
             stop: the end of an item; no run exceeds it.
             in_runs: whether to yield runs; otherwise messages are yielded one by one.
             is_checked: whether to compare checksums of runs, and yield their payloads. Otherwise runs include messages
-                with wrong checksums; the offsets of the items are the same.
+                with wrong checksums within which no other one may be; the offsets of the items are the same.
 
         Raises:
             StreamRemovedError: see :meth:`__iter__`.
@@ -914,9 +925,12 @@ class FrameScanner(_FrameReader, ClosesOnExit):
             self._singles, self._pause = self._pause, min(2 * self._pause, MAX_SINGLES)
 
 
-def _checked(frame: Frame, stored: int, computed: int) -> Frame | Damage:
-    """Return a whole frame, or damage if its content is damaged."""
+def _checked(frame: Frame, stored: int, computed: int, *, is_swallowing: bool) -> Frame | Damage:
+    """Return a whole frame, or damage if its content is damaged, without a shard if it may contain other messages."""
     offset, end, shard, sequence, timestamp_ms, _ = frame
+    if is_swallowing:
+        reason = f"checksum error: stored {stored:04X}, computed {computed:04X}, and it may contain other messages"
+        return Damage(offset, end, reason)
     if frame.is_control:
         return frame
     if sequence > MAX_SEQUENCE:
@@ -940,10 +954,39 @@ def _possible_payloads(data: bytes) -> Iterator[tuple[int, int]]:
         others = np.append(np.flatnonzero(~_IS_IN_KEY[window]), len(window))
         is_head = (lengths > 0) & (lengths <= MAX_STREAM_KEY_BYTES)
         is_head &= others[np.searchsorted(others, keys)] >= keys + lengths
-        begins = (start + keys + lengths)[is_head] + FRAME_FIELDS.size
-        begins = begins[begins + TRAILER_SIZE <= len(data)]
-        # The size is the last of the fields, and has four bytes.
-        ends = begins + octets[begins[:, np.newaxis] + np.arange(-4, 0)].astype(np.int64) @ 256 ** np.arange(3, -1, -1)
-        is_whole = ends + TRAILER_SIZE <= len(data)
-        is_whole[is_whole] = octets[ends[is_whole] + TRAILER_SIZE - 1] == END
-        yield from zip(begins[is_whole].tolist(), ends[is_whole].tolist())
+        yield from zip(*(places.tolist() for places in _payloads_at(octets, start + np.flatnonzero(is_head))))
+
+
+def _payloads_at(octets: npt.NDArray[np.uint8], places: Integers) -> tuple[Integers, Integers]:
+    """Return where payloads may begin and end, of those messages that may begin at the places."""
+    lengths = octets[places].astype(np.int64)
+    begins = places + 1 + lengths + FRAME_FIELDS.size
+    begins = begins[(lengths > 0) & (lengths <= MAX_STREAM_KEY_BYTES) & (begins + TRAILER_SIZE <= len(octets))]
+    # The size is the last of the fields, and has four bytes.
+    ends = begins + octets[begins[:, np.newaxis] + np.arange(-4, 0)].astype(np.int64) @ 256 ** np.arange(3, -1, -1)
+    is_whole = ends + TRAILER_SIZE <= len(octets)
+    is_whole[is_whole] = octets[ends[is_whole] + TRAILER_SIZE - 1] == END
+    return begins[is_whole], ends[is_whole]
+
+
+def _after_ends(octets: npt.NDArray[np.uint8]) -> Integers:
+    """Return the places after the bytes that can end a message."""
+    return 1 + np.flatnonzero(octets == END)
+
+
+def _may_contain_message(frame: bytes) -> bool:
+    """Return whether an intact message, after the end of another one, is within a frame, or too much looks like one."""
+    octets = np.frombuffer(frame, np.uint8)
+    ends = (start + _after_ends(octets[start : start + WINDOW_BYTES]) for start in range(0, len(frame), WINDOW_BYTES))
+    found = (_payloads_at(octets, places[places < len(frame)]) for places in ends)
+    return _may_be_intact(frame, chain.from_iterable(zip(*map(np.ndarray.tolist, payloads)) for payloads in found))
+
+
+def _may_be_intact(data: bytes, payloads: Iterable[tuple[int, int]]) -> bool:
+    """Return whether a payload has its checksum, or there are more than can be checked in a short time."""
+    left = TAIL_BYTES
+    for begin, end in payloads:
+        if left <= 0 or cdma2000(data[begin:end]) == int.from_bytes(data[end : end + 2], "big"):
+            return True
+        left -= max(MIN_RUN_BYTES, end - begin)
+    return False

@@ -10,6 +10,7 @@ import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -693,6 +694,60 @@ def test_flips_in_headers_stop_no_shard_and_are_read_alike_while_the_file_grows(
     assert rows_of(Sent(*frame[2:]) for frame in whole[len(messages) + 70 :] if frame.shard.stream == "orders") <= set(
         reader.rows
     )
+
+
+# Flips in the length of a frame, which no checksum covers
+
+
+@pytest.mark.parametrize("interval", [512, 1024 * 1024])
+def test_a_flipped_bit_of_a_length_hides_no_other_message(tmp_path: Path, interval: int) -> None:
+    # Frames of 64 bytes, so that a wrong end often is the end of another message.
+    messages = numbered(60, shards=(*SHARDS[:2], CLICKS), size=26)
+    messages.insert(11, END_OF_STREAM)
+    path = write_file(tmp_path / "orders.ss", messages, interval=interval)
+    data, whole = path.read_bytes(), [item for item in items(path) if isinstance(item, Frame)]
+    hidden = []
+    for hit, bit in product(whole[9:14], range(14)):
+        path.write_bytes(altered(data, (payload_offset(hit) - 1 - bit // 8, 1 << bit % 8)))
+        with FrameScanner(path) as scanner:
+            regions = {item.offset: item.end for item in damages(scanner)}
+            tail = scanner.offset
+        for stream, positions in (("orders", {}), ("orders", {ORDERS: 12}), ("clicks", {})):
+            reader = Reader(url_of(path, stream))
+            reader.positions.update(positions)
+            rows = reader.drain(max_records=25)
+            assert set(rows.values()) == {1}
+            reported = [(offset, regions[offset]) for *_, offset in rows if offset is not None] + [(tail, len(data))]
+            for other in whole:
+                is_read = other.shard.stream == stream and other.sequence >= positions.get(other.shard, 0)
+                is_row = (other.shard.stream, other.shard.id, other.sequence, None) in rows
+                is_reported = any(begin < other.end and other.offset < end for begin, end in reported)
+                if is_read and other is not hit and not is_row and not is_reported:
+                    hidden.append((hit.offset, bit, stream, other.offset))
+    assert not hidden
+
+
+@pytest.mark.parametrize("shard", [ORDERS, CLICKS])
+@pytest.mark.parametrize("is_holding", [True, False])
+def test_a_damaged_payload_that_contains_a_message(tmp_path: Path, shard: Shard, is_holding: bool) -> None:
+    inner = b"\r" + encode_frame(ORDERS, 4, 5, b"forged")[0]
+    messages = numbered(12)
+    messages[3:3] = [Sent(shard, 4 if shard == ORDERS else 1, 5, b"x" + (inner if is_holding else inner[:-1]) + b"y")]
+    messages[4:] = [sent._replace(sequence=5 + n) for n, sent in enumerate(messages[4:])]
+    if shard == CLICKS:
+        messages[4:] = [sent._replace(sequence=sent.sequence - 1) for sent in messages[4:]]
+    path = write_file(tmp_path / "orders.ss", messages)
+    whole = rows_of(sent for sent in messages if sent.shard == ORDERS)
+    assert drain(path, max_records=7, parallelism=1) == Counter(whole)
+    found = items(path)[3]
+    assert isinstance(found, Frame)
+    flip(path, payload_offset(found))
+    rows = drain(path, max_records=7, parallelism=1)
+    intact = rows_of(sent for n, sent in enumerate(messages) if n != 3 and sent.shard == ORDERS)
+    if is_holding:
+        assert rows == Counter([*intact, ("orders", 0, None, found.offset)])
+    else:
+        assert rows == Counter([*intact, *[("orders", 0, 4, found.offset)][: shard == ORDERS]])
 
 
 # Appending, truncation, replacement

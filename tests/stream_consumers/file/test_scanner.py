@@ -587,6 +587,24 @@ def test_runs_end_where_a_message_is_odd(tmp_path: Path, odd: Sent, is_checked: 
     assert [type(item) for item in found] == [type(item) for item in expected]
 
 
+@pytest.mark.parametrize("place_of_it", [0, 12, 40, 57])
+def test_runs_end_where_a_message_may_contain_others(tmp_path: Path, place_of_it: int) -> None:
+    """Whether or not checksums are compared, so that all readers find the same damage."""
+    path = write_file(tmp_path / "f.ss", numbered(60, size=26), interval=1024 * 1024)
+    data, hit = path.read_bytes(), items(path)[place_of_it]
+    assert isinstance(hit, Frame)
+    for mask in (0x40, 0x80):
+        path.write_bytes(data)
+        flip(path, payload_offset(hit) - 1, mask)
+        (damage,) = damages(items(path)) or [None]
+        assert damage is None or (damage.offset, damage.end, damage.shard) == (hit.offset, hit.end + mask, None)
+        assert damage is not None or hit.end + mask > len(data)
+        for is_checked in (True, False):
+            with FrameScanner(path) as scanner:
+                found = list(items_of(scanner.blocks(is_checked=is_checked)))
+            assert list(map(place, found)) == list(map(place, items(path)))
+
+
 def items_of(blocks: Iterable[Run | Frame | Damage]) -> Iterator[Frame | Damage]:
     for block in blocks:
         yield from block.frames() if isinstance(block, Run) else (block,)
