@@ -55,6 +55,8 @@ from stream_consumers.messages import Shard
 
 _log = logging.getLogger(__name__)
 _IS_NOT_STORED = f"_error = {text(NOT_STORED)}"
+_IS_DEAD = "_error IS NOT NULL"
+_HELD = "_held"
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,15 +262,20 @@ def commit_batch(target: TargetTable, batch: Batch, filtered: FilteredBatch) -> 
         LedgerUnreadableError: it is unknown whether the batch is in the table. Nothing may be committed to the broker.
     """
     entry = target.entry(batch, messages=sum(filtered.messages.values()), dead=filtered.dead)
-    rows, kept = filtered.rows, None
+    rows, frame, kept = filtered.rows, filtered.frame, None
     if entry.write_mode.keeps_last_copies:
-        rows = _with_last_copies(target, rows, filtered.frame, entry, version=batch.state.version)
+        last = _last_copies(target, rows, frame, entry, version=batch.state.version)
+        if last is not None:
+            rows, frame = rows.unionByName(last, allowMissingColumns=True), _without_places(frame, last)
+            entry = replace(entry, dead=frame.where(_IS_DEAD).count())
     if entry.write_mode.replaces_dead_letters and not entry.places:
         # Not for a redrive, whose messages are the dead letters themselves.
-        kept, count = _last_dead_letters(target, filtered.frame, entry, batch.state)
-        entry = replace(entry, dead=entry.dead + count)
+        kept, count = _last_dead_letters(target, frame, entry, batch.state)
+        if kept is not None:
+            frame = _without_places(frame, kept)
+            entry = replace(entry, dead=frame.where(_IS_DEAD).count() + count)
     if entry.dead or entry.lost:
-        letters = filtered.frame.where(f.col("_error").isNotNull()).select(*STREAM_COLUMNS, *DEAD_LETTER_COLUMNS)
+        letters = frame.where(_IS_DEAD).select(*STREAM_COLUMNS, *DEAD_LETTER_COLUMNS)
         letters = letters.unionByName(lost_ranges(target.spark, entry)) if entry.lost else letters
         if not target.dead_letters.write(letters, kept, ledger=target.ledger, number=entry.number, bid=entry.bid):
             return PlanAgain.DEAD_LETTERS_TAKEN
@@ -368,10 +375,10 @@ def _last_truncate(target: TargetTable, batch: Batch, entry: LedgerEntry, rows: 
     return last
 
 
-def _with_last_copies(
+def _last_copies(
     target: TargetTable, rows: DataFrame, frame: DataFrame, entry: LedgerEntry, *, version: int
-) -> DataFrame:
-    """Add the rows of the range whose messages cannot be read again: they are the last copies.
+) -> DataFrame | None:
+    """Return the rows of the range whose messages cannot be read again: they are the last copies.
 
     Args:
         target: the table.
@@ -385,12 +392,12 @@ def _with_last_copies(
     """
     log = target.ledger.log
     table = read_table(target.spark, log, version=version)
-    last, count = _without_messages(target, table, frame, entry, what="rows")
+    last, count = _without_messages(target, table, frame, entry, "TRUE", what="rows")
     if not count:
-        return rows
+        return None
     snapshot = log.snapshot()
     computed = (snapshot.computed_columns if snapshot else frozenset()) - set(rows.columns)
-    return rows.unionByName(last.select(*map(quoted, table.columns)).drop(*computed), allowMissingColumns=True)
+    return last.select(*map(quoted, table.columns)).drop(*computed)
 
 
 def _last_dead_letters(
@@ -403,20 +410,40 @@ def _last_dead_letters(
         return None, 0
     dead_letters = table.counted(target.spark, ledger, state)
     assert dead_letters is not None
-    last, count = _without_messages(target, dead_letters, frame, entry, what="dead letters")
+    # Older releases did not write is_message.
+    is_message = "is_message" if "is_message" in dead_letters.columns else "FALSE"
+    last, count = _without_messages(target, dead_letters, frame, entry, is_message, what="dead letters")
     return (last if count else None), count
 
 
+def _without_places(frame: DataFrame, others: DataFrame) -> DataFrame:
+    """Return the messages and dead letters at other places than those of last copies."""
+    return frame.join(others.select(*ROW_PLACE), [*ROW_PLACE], "left_anti").select(*map(quoted, frame.columns))
+
+
 def _without_messages(
-    target: TargetTable, table: DataFrame, frame: DataFrame, entry: LedgerEntry, *, what: str
+    target: TargetTable, table: DataFrame, frame: DataFrame, entry: LedgerEntry, is_message: str, *, what: str
 ) -> tuple[DataFrame, int]:
     """Return what ``table`` has in the range of a batch without a message in ``frame``, and how many.
+
+    A place at which the stream holds only damaged bytes now has no message.
+
+    Args:
+        target: the table.
+        table: its rows or dead letters.
+        frame: the messages of the batch.
+        entry: its ledger entry.
+        is_message: a SQL condition for those rows of ``table`` that a whole message made, not damaged bytes.
+        what: what ``table`` has.
 
     Raises:
         DataLossError: there are some, and ``on_data_loss`` is not ``record``.
     """
     ingestion = target.ingestion
-    last = table.where(in_places(entry.affected)).join(frame.select(*ROW_PLACE), [*ROW_PLACE], "left_anti")
+    held = frame.select(*(f.col(name).alias(f"{_HELD}{name}") for name in ROW_PLACE), "_is_message")
+    is_same = " AND ".join(f"{name} = {_HELD}{name}" for name in ROW_PLACE)
+    is_held = f.expr(f"{is_same} AND (coalesce(_is_message, TRUE) OR NOT coalesce({is_message}, FALSE))")
+    last = table.where(in_places(entry.affected)).join(held, is_held, "left_anti")
     found = last.agg(f.count("*").alias("rows"), f.min("_sequence").alias("first"), f.max("_sequence").alias("last"))
     counts = found.collect()[0]
     if not counts["rows"]:

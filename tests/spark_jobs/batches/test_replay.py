@@ -41,6 +41,7 @@ from spark_jobs.writing.delta_table import DeltaWriter, is_conflict
 from stream_consumers.batches import Range
 from stream_consumers.create import StreamSource, create_producer, open_batch_source
 from stream_consumers.errors import DataLossError, InvalidOptionError, StreamNotFoundError
+from stream_consumers.file.scanner import Frame
 from stream_consumers.memory import forget_memory_broker, memory_broker
 from stream_consumers.messages import Shard
 from stream_consumers.options import DataLoss, ErrorPolicy, Limits
@@ -52,6 +53,7 @@ from tests.support.kafka_topics import CrashError, FailOnce, Once, crash
 from tests.support.ledger_tables import at, write_batch
 from tests.support.old_and_new import Row, made, new, old, rows_of
 from tests.support.polling import until
+from tests.support.ss_files import flip, items, payload_offset
 from tests.support.streams import shard, write_stream
 
 Place = tuple[int, int, int, str]
@@ -317,6 +319,34 @@ def test_rows_whose_messages_are_gone_are_never_replaced(spark: SparkSession, fo
     assert raised.value.facts == {"orders/0": "0 to 10"}
     assert places_of(folder) == is_new
     forget_memory_broker(StreamUrl.parse(url))
+
+
+@pytest.mark.parametrize("way", ["replay", "rewind"])
+def test_rows_whose_messages_were_damaged_since_are_never_replaced(spark: SparkSession, folder: Path, way: str) -> None:
+    path, places = folder / "orders.ss", [(0, 3), (0, 4), (0, 5)]
+    url, what = write_stream(path, 40, malformed=frozenset({6})), ingestion(folder / "t")
+    ingest(spark, url, what)
+    rows, letters = places_of(folder), letters_of(spark, what)
+    assert [place for place, _ in letters] == [(0, 4)]
+    for item in items(path):
+        if isinstance(item, Frame) and (item.shard.id, item.sequence) in places:
+            flip(path, payload_offset(item))
+    if way == "rewind":
+        with open_batch_source(url) as source:
+            rewind(spark, source, what, Bound.parse("1"))
+
+    def read_again(loss: DataLoss) -> list[BatchReport]:
+        asked = replace(what, errors=ErrorPolicy(on_data_loss=loss))
+        return ingest(spark, url, asked) if way == "rewind" else run_replay(spark, url, asked, between("1", "20"))
+
+    with pytest.raises(DataLossError, match=r"2 rows of .* between sequences 3 and 5"):
+        read_again(DataLoss.ERROR)
+    assert (places_of(folder), letters_of(spark, what)) == (rows, letters)
+    assert sum(report.dead for report in read_again(DataLoss.RECORD)) == 1
+    kept = Counter({row: count for row, count in rows.items() if row[:2] in places})
+    assert Counter({row: count for row, count in places_of(folder).items() if row[:2] in places}) == kept
+    assert letters_of(spark, what) == letters
+    assert is_right(url, what)
 
 
 @pytest.mark.slow
