@@ -30,6 +30,7 @@ PROTOBUF_FOLDER = "google/protobuf/"
 MAX_FILE_NAME_LENGTH = 255
 _COMPILE_SECONDS = 60.0
 _COMPILE_CPU_SECONDS = 2
+_MAX_PRINTED_BYTES = 64 << 10
 # Each part begins with a letter, a digit or an underscore, so that no part is "." or ".." and no name is an option.
 _FILE_NAME = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.+-]*/)*[A-Za-z0-9_][A-Za-z0-9_.+-]*\.proto")
 # The packages with the descriptors of files that every schema may import.
@@ -308,7 +309,7 @@ def compiled(texts: Mapping[str, str], name: str, *, known: Iterable[Any] = ()) 
             raise SchemaMismatchError(
                 f"the Protobuf schema has the file {shortened(repr(file))} within another file", remedy="Rename it."
             )
-    with tempfile.TemporaryDirectory(prefix="stream-assets-proto-") as folder:
+    with tempfile.TemporaryDirectory(prefix="stream-assets-proto-") as folder, tempfile.TemporaryFile() as printed:
         root = Path(folder)
         for file, text in texts.items():
             path = root / "source" / file
@@ -335,8 +336,9 @@ def compiled(texts: Mapping[str, str], name: str, *, known: Iterable[Any] = ()) 
                 # Some builds of Python find their libraries by it.
                 env={name: value for name, value in os.environ.items() if name == "LD_LIBRARY_PATH"},
                 stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
+                stdout=subprocess.DEVNULL,
+                # A small schema can make the compiler print gigabytes, but no file may be so large.
+                stderr=printed,
                 timeout=_COMPILE_SECONDS,
                 check=False,
             )
@@ -348,7 +350,9 @@ def compiled(texts: Mapping[str, str], name: str, *, known: Iterable[Any] = ()) 
                 seconds=_COMPILE_SECONDS,
             ) from error
         if made.returncode:
-            said = next((line for line in made.stderr.splitlines() if "warning" not in line.lower()), "")
+            printed.seek(0)
+            lines = printed.read(_MAX_PRINTED_BYTES).decode(errors="replace").splitlines()
+            said = next((line for line in lines if "warning" not in line.lower()), "")
             said = said.removeprefix(f"{root}/source/")
             raise SchemaMismatchError(
                 f"the Protobuf schema cannot be compiled: {shortened(said) or 'it takes too long'}",

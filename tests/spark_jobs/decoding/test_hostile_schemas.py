@@ -394,6 +394,20 @@ def test_the_compiler_has_limits(monkeypatch):
     assert raised.value.facts["exit_code"] == 1
 
 
+def test_what_the_compiler_prints_is_limited():
+    """Each error repeats the name of the message, so that all errors have about 130 million characters."""
+    text = f'syntax = "proto3"; message {"M" * 65_000} {{ {"bool a = 1;" * 1000} }}'
+    tracemalloc.start()
+    try:
+        with pytest.raises(SchemaMismatchError) as raised:
+            compiled({"own.proto": text}, "own.proto")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert raised.value.facts["exit_code"] != 0
+    assert peak < 4 << 20
+
+
 def test_a_slow_machine_refuses_no_schema(monkeypatch):
     stored = StoredSchema("PROTOBUF", f"{PROTO} // compiled on a busy day")
     with monkeypatch.context() as busy:
