@@ -2,7 +2,7 @@
 
 Protobuf reads a field by its number, even if it was written with another type: it drops the upper bits of a number, all
 but the last value of a list, and a value that another type encodes differently. So messages of another schema are also
-read with that schema, and the values are compared (:func:`message_check`).
+read with the fields of that schema that may differ, and the values are compared (:func:`message_check`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeAlias
 import pyarrow as pa
 from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, OneofDescriptor
-from google.protobuf.descriptor_pb2 import FieldDescriptorProto
+from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.message import DecodeError, Message
 
 from spark_jobs.decoding.ddl import check_distinct, column_ddl, struct_ddl
@@ -28,6 +28,7 @@ from spark_jobs.decoding.protobuf_schema import (
     PROTOBUF_FOLDER,
     MessageSchema,
     check_name_length,
+    class_in,
     files_of_stored,
     schema_of_class,
     schema_of_set,
@@ -471,14 +472,16 @@ def message_check(writer: MessageSchema, reader: MessageSchema) -> Check | None:
         return None
     with schema_use("Protobuf"):
         found = _comparisons(writer.descriptor, reader.descriptor)
-        parse = writer.reading_class().FromString
+        if not found:
+            return None
+        parse = _compared_class(found).FromString
 
     def check(payload: bytes, message: Message) -> None:
         written = parsed(parse, payload)
         for one in found:
             one.check(written, message, "")
 
-    return check if found else None
+    return check
 
 
 @dataclass(frozen=True, slots=True)
@@ -520,6 +523,49 @@ class _Comparison:
             raise ValueError(
                 f"field {path!r} was written as {_shown(self.written)}, but has another value as {_shown(self.read)}"
             )
+
+
+def _compared_class(comparisons: Sequence[_Comparison]) -> type[Message]:
+    """Create a class that reads only the fields to compare from messages of a writer.
+
+    Protobuf allocates all fields of a nested message even if it has no bytes, and a writer's schema may have any number
+    of fields. A message at several places gets a type for each, which has only the fields to compare there.
+    """
+    # Protobuf 2, the default, reads all that the other editions write.
+    file = FileDescriptorProto(name="stream_assets/compared.proto")
+    return class_in([file], _add_message(file, comparisons))
+
+
+def _add_message(file: FileDescriptorProto, comparisons: Sequence[_Comparison]) -> str:
+    message = file.message_type.add(name=f"M{len(file.message_type)}")
+    choices: dict[str, int] = {}
+    for one in comparisons:
+        made = _add_field(file, message, one.written, one.within or ())
+        choice = one.written.containing_oneof
+        if choice is not None:
+            if choice.name not in choices:
+                choices[choice.name] = len(choices)
+                message.oneof_decl.add(name=choice.name)
+            made.oneof_index = choices[choice.name]
+    return message.name
+
+
+def _add_field(
+    file: FileDescriptorProto, message: DescriptorProto, field: FieldDescriptor, within: Sequence[_Comparison]
+) -> Any:
+    made: Any = message.field.add(name=field.name, number=field.number, json_name=field.json_name)
+    made.label = made.LABEL_REPEATED if is_repeated(field) else made.LABEL_OPTIONAL
+    # As in MessageSchema.reading_class.
+    made.type = made.TYPE_INT32 if field.enum_type is not None else field.type
+    if is_map(field):
+        entry = file.message_type.add(name=f"M{len(file.message_type)}")
+        entry.options.map_entry = True
+        _add_field(file, entry, _part(field, "key"), ())
+        _add_field(file, entry, _part(field, "value"), within)
+        made.type_name = f".{entry.name}"
+    elif field.message_type is not None:
+        made.type_name = f".{_add_message(file, within)}"
+    return made
 
 
 def _comparisons(writer: Descriptor, reader: Descriptor) -> tuple[_Comparison, ...]:

@@ -91,10 +91,11 @@ class MessageSchema:
 
 @cached_by_size(lambda message: 0)
 def _message_class(schema: MessageSchema) -> type[Message]:
-    return _class_in(descriptor_pb2.FileDescriptorSet.FromString(schema.files).file, schema.name)
+    return class_in(descriptor_pb2.FileDescriptorSet.FromString(schema.files).file, schema.name)
 
 
-def _class_in(files: Iterable[Any], name: str) -> type[Message]:
+def class_in(files: Iterable[Any], name: str) -> type[Message]:
+    """Create a class for a message of these files, each after those that it imports."""
     # Each class has its own pool, because a pool cannot have two versions of a file.
     pool = descriptor_pool.DescriptorPool()
     for file in files:
@@ -119,7 +120,7 @@ def _reading_class(schema: MessageSchema) -> type[Message]:
         enum.type = enum.TYPE_INT32
         enum.ClearField("type_name")
         enum.ClearField("default_value")
-    return _class_in(files, schema.name)
+    return class_in(files, schema.name)
 
 
 def _closed_fields(message: Any, descriptor: Descriptor) -> Iterator[Any]:

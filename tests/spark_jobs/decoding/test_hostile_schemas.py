@@ -14,6 +14,7 @@ from spark_jobs.decoding import schema_registry as registries
 from spark_jobs.decoding.avro import Avro
 from spark_jobs.decoding.avro_resolution import default_of
 from spark_jobs.decoding.avro_schema import parse_avro
+from spark_jobs.decoding.isolated_process import limited_memory
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.decoding.json_schema import JsonSchema, cpu_limit
 from spark_jobs.decoding.protobuf import Protobuf, message_check
@@ -246,6 +247,49 @@ def test_a_large_oneof_is_compared_in_proportion_to_its_size():
     reader, writer = (schema_of_text(text, None) for text in texts)
     with cpu_limit(2):
         assert message_check(writer, reader) is None
+
+
+def many(kind, count):
+    return " ".join(f"{kind} f{number} = {number};" for number in range(2, count))
+
+
+WIDE = {
+    "a field that is not read": (
+        "message Order { int32 f2 = 2; }",
+        f"message Order {{ int64 f2 = 2; repeated Wide items = 1; }} message Wide {{ {many('int64', 5000)} }}",
+    ),
+    "items with a field to compare": (
+        "message Order { repeated Item items = 1; int32 f2 = 2; } message Item { int32 f2 = 2; }",
+        f"message Order {{ repeated Wide items = 1; int64 f2 = 2; }} message Wide {{ {many('int64', 5000)} }}",
+    ),
+    "items that have many fields to compare elsewhere": (
+        f"message Order {{ repeated Item items = 1; {many('int32', 2500)} }} message Item {{ int32 f2 = 2; }}",
+        f"message Order {{ repeated Order items = 1; {many('int64', 2500)} }}",
+    ),
+    "items that become text": (
+        "message Order { repeated string items = 1; int32 f2 = 2; }",
+        f"message Order {{ repeated Wide items = 1; int64 f2 = 2; }} message Wide {{ {many('int64', 5000)} }}",
+    ),
+}
+
+
+@pytest.mark.parametrize("texts", WIDE.values(), ids=WIDE)
+def test_fields_of_a_writer_need_no_memory_unless_they_are_compared(registry, monkeypatch, texts):
+    """Protobuf allocates all fields of each item, which has two bytes."""
+    good, bad = (
+        registry.register(name, f'syntax = "proto3"; {text}', "PROTOBUF")
+        for name, text in zip(("good-value", "bad-value"), texts)
+    )
+    decoder = decoder_of(registry, "PROTOBUF").resolved()
+    payloads = [framed(good, b"\0\x10\x07"), framed(bad, b"\0\x10\x07" + b"\x0a\0" * 20_000)]
+    monkeypatch.setattr("spark_jobs.decoding.isolated_process.BASE_MEMORY", 128 << 20)
+    with limited_memory(len(payloads[1])):
+        rows, errors = decode(decoder, payloads)
+    assert (rows[0]["f2"], errors[0]) == (7, None)
+    if "repeated string" in texts[0]:
+        assert "'items' was written" in errors[1]
+    else:
+        assert (rows[1]["f2"], errors[1]) == (7, None)
 
 
 def test_a_pattern_that_takes_long_to_compile_is_refused(monkeypatch):

@@ -663,3 +663,28 @@ def test_numbers_of_closed_enums_are_compared(registry):
     assert rows == [{"f": "B", "g": 1}, {"f": "9", "g": 1}, {"f": None, "g": None}]
     assert [error is None for error in errors] == [True, True, False]
     assert message_check(own, own) is None
+
+
+def test_fields_of_protobuf_2_are_compared():
+    fields = "optional group Part = 3 { optional %s n = 1; } repeated string t = 4; oneof o { %s p = 5; %s q = 6; }"
+    named = 'optional %s foo_bar = 1 [json_name = "a"]; optional %s fooBar = 2 [json_name = "b", default = 5];'
+    own, other = (
+        Protobuf(f'syntax = "proto2"; message M {{ {named % (kind, kind)} {fields.replace("%s", kind)} }}').schema
+        for kind in ("int32", "int64")
+    )
+    made = other.message_class()
+    payloads = [made(foo_bar=1, part={"n": 2}, t=["x"], p=3), made(part={"n": 2**32}), made(fooBar=2**32), made(p=0)]
+    check, read = message_check(other, own), own.reading_class().FromString
+    assert check is not None
+
+    def is_refused(payload):
+        try:
+            check(payload, read(payload))
+        except ValueError:
+            return True
+        return False
+
+    # A reader keeps only the last one of a choice.
+    both = made(p=1).SerializeToString() + made(q=2).SerializeToString()
+    assert [is_refused(one.SerializeToString()) for one in payloads] == [False, True, True, False]
+    assert not is_refused(both)
