@@ -373,6 +373,17 @@ class BatchSource(ClosesOnExit, ABC):
         """
         return frozenset()
 
+    def with_late_messages(self, facts: FactsByShard, *, counts_all: bool) -> frozenset[Shard]:
+        """Return the shards that got messages before these positions after a batch had these facts there.
+
+        The result refers to the last :meth:`extents` or :meth:`plan`.
+
+        Args:
+            facts: the facts at the positions.
+            counts_all: count messages even if that takes long.
+        """
+        return frozenset()
+
     def last_messages(self, ranges: Mapping[Shard, Range]) -> Mapping[Shard, LastMessage]:
         """Return the last message that the stream now holds in each range, within the last :meth:`extents`.
 

@@ -15,7 +15,17 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stream_consumers.batches import BatchPlan, BatchSource, CountedSplit, Extent, LastMessage, Range, Resume, Split
+from stream_consumers.batches import (
+    BatchPlan,
+    BatchSource,
+    CountedSplit,
+    Extent,
+    FactsByShard,
+    LastMessage,
+    Range,
+    Resume,
+    Split,
+)
 from stream_consumers.errors import InvalidUrlError
 from stream_consumers.messages import EPOCH_MARK, Shard
 from stream_consumers.options import Limits
@@ -272,6 +282,11 @@ class EpochSource(BatchSource):
     def recreated(self, positions: Mapping[Shard, int]) -> frozenset[Shard]:
         """See :meth:`stream_consumers.batches.BatchSource.recreated`."""
         return frozenset(map(self._names.to_epoch, self._source.recreated(self._names.all_to_streams(positions))))
+
+    def with_late_messages(self, facts: FactsByShard, *, counts_all: bool) -> frozenset[Shard]:
+        """See :meth:`stream_consumers.batches.BatchSource.with_late_messages`."""
+        found = self._source.with_late_messages(self._names.all_to_streams(facts), counts_all=counts_all)
+        return frozenset(map(self._names.to_epoch, found))
 
     def last_messages(self, ranges: Mapping[Shard, Range]) -> Mapping[Shard, LastMessage]:
         """See :meth:`stream_consumers.batches.BatchSource.last_messages`."""

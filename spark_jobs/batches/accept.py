@@ -44,6 +44,7 @@ from stream_consumers.batches import (
     Extent,
     FactsByShard,
     LastMessage,
+    PositionFacts,
     Range,
     hint_with_facts,
     position_facts_in,
@@ -125,7 +126,7 @@ def plan_accept(
             )
         found = _recreated_claims(claims, state, are_named=bool(epochs))
     else:
-        found = recreations(current, ingestion.group, state, extents)
+        found = recreations(current, ingestion.group, state, extents, counts_all=True)
     if is_cut:
         for name, error in found.items():
             if not _is_only_cut(current, ingestion, state, name, error):
@@ -224,7 +225,7 @@ def _is_only_cut(
     if _is_other_stream(source, state, name):
         return False
     known = {shard: position for shard, position in state.positions.items() if shard.stream == name}
-    same = _same_up_to(source, _remembered(ingestion.ledger(), state, source.recreated(known)))
+    same = _same_up_to(source, ingestion, state, source.recreated(known))
     return bool(same) and MIN_SEQUENCE not in same.values()
 
 
@@ -280,7 +281,7 @@ def _continued(
     changed = changed_shards(source, ingestion.group, state, own)
     positions = {shard: state.shards[shard].covered.position or 0 for shard in ended}
     recreated = source.recreated({shard: positions[shard] for shard in changed & positions.keys()})
-    same = _same_up_to(source, _remembered(ingestion.ledger(), state, recreated))
+    same = _same_up_to(source, ingestion, state, recreated)
     anew = (own.keys() - ended.keys()) | (changed - state.last_messages.keys())
     anew |= {shard for shard, end in same.items() if end == MIN_SEQUENCE}
     cut = divergences(source, ingestion, state, own, changed - anew)
@@ -406,8 +407,7 @@ def divergences(
         TableUnreadableError: delta-rs cannot read the table's data.
         StreamAssetsError: the stream cannot be read.
     """
-    remembered = _remembered(ingestion.ledger(), state, shards)
-    same = _same_up_to(source, remembered)
+    same = _same_up_to(source, ingestion, state, shards)
     ends = {shard: min(state.shards[shard].covered.position or 0, extents[shard].end) for shard in shards}
     starts = {shard: min(ends[shard], max(same[shard], extents[shard].start)) for shard in shards}
     last = {shard: state.last_messages[shard] for shard in shards}
@@ -424,27 +424,35 @@ def divergences(
     return {s: differing.get(s, alike.get(s, starts[s]) if is_short[s] else starts[s]) for s in shards}
 
 
-def _remembered(ledger: Ledger, state: LedgerState, shards: Collection[Shard]) -> Mapping[Shard, list[LastMessage]]:
-    """Return the last messages of all batches that the log still has, in the order of their sequences."""
-    found: dict[Shard, set[LastMessage]] = {shard: set() for shard in shards}
+def _remembered(
+    ledger: Ledger, state: LedgerState, shards: Collection[Shard]
+) -> Mapping[Shard, Mapping[LastMessage, tuple[int, PositionFacts] | None]]:
+    """Return the last messages of all batches that the log still has, with the facts at the end of their batch."""
+    found: dict[Shard, dict[LastMessage, tuple[int, PositionFacts] | None]] = {shard: {} for shard in shards}
     with suppress(LedgerTruncatedError, LedgerUnreadableError, RestoreTargetError):
         for entry in (commit.entry for commit in ledger.surviving(state.version) if commit.entry):
-            full = {shard: one.last for shard, one in (entry.state or {}).items() if shard in found}
-            for shard, last in chain(full.items(), entry.last_messages.items()):
-                if shard in found and last is not None:
-                    found[shard].add(last)
-    return {shard: sorted(messages) for shard, messages in found.items()}
+            for shard, one in (entry.state or {}).items():
+                if shard in found and one.last is not None:
+                    found[shard].setdefault(one.last, None)
+            facts = position_facts_in(entry.hint) if entry.last_messages else {}
+            for shard in found.keys() & entry.last_messages.keys():
+                found[shard][entry.last_messages[shard]] = facts.get(shard)
+    return found
 
 
-def _same_up_to(source: BatchSource, remembered: Mapping[Shard, list[LastMessage]]) -> Mapping[Shard, int]:
-    """Return the sequence after the newest of these messages that the stream still holds; or ``MIN_SEQUENCE``.
+def _same_up_to(
+    source: BatchSource, ingestion: Ingestion, state: LedgerState, shards: Collection[Shard]
+) -> Mapping[Shard, int]:
+    """Return the sequence after the newest remembered message up to which the stream is the same, or ``MIN_SEQUENCE``.
 
     Of the messages that the stream holds at these sequences, the first ones are the same, and the later ones differ. A
     message that was removed counts as neither, and one that was lost differs. Each look-up also finds the messages
-    before it that are missing, because it returns the last one that the stream holds up to there.
+    before it that are missing, because it returns the last one that the stream holds up to there. After a failover, a
+    lost message may have been sent again after others that are new, which the counts show.
     """
+    remembered = _remembered(ingestion.ledger(), state, shards)
     same = dict.fromkeys(remembered, MIN_SEQUENCE)
-    left = dict(remembered)
+    left = {shard: sorted(messages) for shard, messages in remembered.items()}
     while left := {shard: messages for shard, messages in left.items() if messages}:
         middle = {shard: messages[len(messages) // 2] for shard, messages in left.items()}
         asked = {shard: Range(left[shard][0].sequence, message.sequence + 1) for shard, message in middle.items()}
@@ -456,6 +464,8 @@ def _same_up_to(source: BatchSource, remembered: Mapping[Shard, list[LastMessage
                 left[shard] = before
             elif held is None or held.sequence < message.sequence:
                 left[shard] = [one for one in before if held is not None and one.sequence <= held.sequence] + after
+            elif (facts := remembered[shard][message]) and source.with_late_messages({shard: facts}, counts_all=True):
+                left[shard] = before
             else:
                 left[shard], same[shard] = after, message.sequence + 1
     return same

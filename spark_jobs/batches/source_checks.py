@@ -380,6 +380,7 @@ def truncations(
     extents: Mapping[Shard, Extent],
     *,
     reads_last_messages: bool = True,
+    counts_all: bool = False,
 ) -> Mapping[Shard, SourceTruncatedError]:
     """Return an error for each shard that lost messages which were read.
 
@@ -394,12 +395,15 @@ def truncations(
         state: the ledger, read before ``extents``.
         extents: what the shards hold that are checked.
         reads_last_messages: compare the messages, not only the ends.
+        counts_all: count messages even if that takes long; see ``BatchSource.with_late_messages``.
     """
     known = {shard: last for shard, last in state.last_messages.items() if shard in extents}
     positions = {shard: state.shards[shard].covered.position for shard in known}
     # Up to the position: the last offsets of a range may have held no readable message, but may hold one now.
     asked = {shard: Range(MIN_SEQUENCE, max(last.sequence + 1, positions[shard] or 0)) for shard, last in known.items()}
     in_stream = source.last_messages(asked) if reads_last_messages else {}
+    facts = {shard: at for shard, at in position_facts_in(state.hint).items() if shard in known}
+    late = source.with_late_messages(facts, counts_all=counts_all) if reads_last_messages else frozenset()
     errors: dict[Shard, SourceTruncatedError] = {}
     for shard, last in known.items():
         position, end = positions[shard], extents[shard].end + extents[shard].blocked
@@ -408,6 +412,8 @@ def truncations(
             what = "ends before the last message that"
         elif reads_last_messages and source.is_replaced(shard, last, found):
             what = "holds other messages than"
+        elif shard in late:
+            what = "got messages before those that"
         else:
             continue
         errors[shard] = SourceTruncatedError(
@@ -438,7 +444,7 @@ def changed_shards(
     positions = {shard: position for shard, position in state.positions.items() if shard in extents}
     ends = {shard: extents[shard].end + extents[shard].blocked for shard in positions}
     short = {shard for shard, end in ends.items() if end < (state.shards[shard].covered.position or 0)}
-    return source.recreated(positions) | truncations(source, group, state, extents).keys() | short
+    return source.recreated(positions) | truncations(source, group, state, extents, counts_all=True).keys() | short
 
 
 def certain_facts(source: BatchSource, extents: Mapping[Shard, Extent], positions: Mapping[Shard, int]) -> FactsByShard:
@@ -495,6 +501,7 @@ def recreations(
     extents: Mapping[Shard, Extent],
     *,
     reads_last_messages: bool = True,
+    counts_all: bool = False,
 ) -> Mapping[str, SourceRecreatedError]:
     """Return an error for each epoch of the source that is not the stream in the ledger, or that was cut.
 
@@ -504,6 +511,7 @@ def recreations(
         state: the ledger, read before ``extents``.
         extents: what the stream holds.
         reads_last_messages: see :func:`truncations`.
+        counts_all: see :func:`truncations`.
     """
     identities = source.identities()
     found: dict[str, SourceRecreatedError] = {}
@@ -518,7 +526,7 @@ def recreations(
             )
     found = {**_recreated(source, group, state.positions), **found}
     own = {shard: extent for shard, extent in extents.items() if shard.stream not in found}
-    cut = truncations(source, group, state, own, reads_last_messages=reads_last_messages)
+    cut = truncations(source, group, state, own, reads_last_messages=reads_last_messages, counts_all=counts_all)
     for shard, truncation in cut.items():
         found.setdefault(shard.stream, truncation)
     for shard, known_shard in state.shards.items():

@@ -55,7 +55,7 @@ from stream_consumers.redis.entries import (
 )
 from stream_consumers.redis.group import RedisGroup
 from stream_consumers.redis.scripts import MEASURE_RANGE
-from stream_consumers.redis.server import Look, RedisConnection, StreamFacts
+from stream_consumers.redis.server import EXACT_COUNT, Look, RedisConnection, StreamFacts
 from stream_consumers.urls import StreamUrl
 
 SCAN_PAGE_SIZE = 4096
@@ -473,6 +473,24 @@ class RedisBatchSource(BatchSource):
                     found.add(shard)
         return frozenset(found)
 
+    def with_late_messages(self, facts: FactsByShard, *, counts_all: bool) -> frozenset[Shard]:
+        """See :meth:`stream_consumers.batches.BatchSource.with_late_messages`.
+
+        A server that lost its newest entries may get older ones, and then the last one again. If no entry was removed
+        from a position on, as many exist there as were added since.
+        """
+        found = set()
+        for shard, (position, known) in facts.items():
+            now = self._facts.get(shard)
+            if now is None or now.added is None or known.removed is None or not now.is_complete_from(position):
+                continue
+            if now.held_from(position) is None and now.added - known.added > EXACT_COUNT and not counts_all:
+                continue  # A later batch finds it: what one counts too few, all later ones do.
+            now, _, most = self._look(shard, position)
+            if now.is_complete_from(position) and (now.added or 0) - known.added > most:
+                found.add(shard)
+        return frozenset(found)
+
     def last_messages(self, ranges: Mapping[Shard, Range]) -> Mapping[Shard, LastMessage]:
         """See :meth:`stream_consumers.batches.BatchSource.last_messages`."""
         asked = {shard: part for shard, part in ranges.items() if shard in self._extents and part.end > 0}
@@ -549,9 +567,16 @@ class RedisBatchSource(BatchSource):
             facts, before = self._facts[shard], self._facts_at(shard, scan.gap.start)
             if facts.added is None or (scan.position < facts.end and before is None):
                 continue
-            added = facts.added
-            if before is not None and scan.position < facts.end:
+            # Counts of deletions after a position are uncertain. Once all of those are before it, it is counted anew.
+            is_certain = before is not None and before.removed is not None and (facts.deleted or 0) < scan.gap.start
+            is_new = facts.is_complete_from(scan.position) and not is_certain
+            look = self.server.look(shard, scan.position, facts) if is_new else None
+            if look is not None and (before is None or look.facts == facts):
+                added = (look.facts.added or 0) - look.most
+            elif before is not None:
                 added = before.added + scan.count + (losses[shard].entries if shard in losses else 0)
+            else:
+                continue
             places[shard] = (scan.position, PositionFacts(added, facts.deleted, facts.removed))
         return places
 

@@ -97,6 +97,10 @@ class StreamFacts:
             return self.length
         return 0 if position >= self.end else None
 
+    def is_complete_from(self, position: int) -> bool:
+        """Return whether no entry from a position on was removed: trimming removes the first ones, deleting any."""
+        return self.first_or_end <= position and (self.deleted or 0) < position
+
 
 class Look(NamedTuple):
     """A stream at one moment.
@@ -399,13 +403,18 @@ class RedisConnection:
         Args:
             shard: the shard.
             position: the first sequence.
-            facts: the facts that are known; newer ones are used if entries have to be counted.
+            facts: the facts that are known; newer ones are used if entries have to be counted, and some were removed.
 
         Raises:
             DataLossError: the stream was deleted.
         """
         if (held := facts.held_from(position)) is not None:
             return Look(facts, held, held)
+        if facts.is_complete_from(position):
+            held = self.count(shard, position, facts.end)
+            now = self.facts(shard)
+            if now is not None and now.is_complete_from(position):
+                return Look(facts, held, held)
         counted = 0
         for _ in range(LOOK_TRIES):
             look = self._look(shard, position)

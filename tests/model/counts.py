@@ -181,7 +181,14 @@ def claims(*, checks: bool = True, least: int = SIZE + 1, seen: bool = False) ->
 
 
 def going_back(
-    *, contradicts: bool = True, compares: bool = False, joins: bool = False, size: int = 5, deletions: int = 2
+    *,
+    contradicts: bool = True,
+    exceeds: bool = True,
+    sends_late: bool = False,
+    compares: bool = False,
+    joins: bool = False,
+    size: int = 5,
+    deletions: int = 2,
 ) -> Result:
     """Explore a group that reads by position from a server that goes back once, to a state that it saved before.
 
@@ -191,18 +198,22 @@ def going_back(
     back, no run stops, and a single missing message is certain: it is the highest deleted one.
 
     Args:
-        contradicts: it also stops if fewer were added since than exist or were deleted after the position.
+        contradicts: it also stops if fewer were added since than exist or were deleted after the position, or if a
+            deletion after the position was forgotten.
+        exceeds: it also stops if more were added since than exist after the position, and none was deleted there.
+        sends_late: producers send the lost messages again, after one late message with an id below the position.
         compares: that the number of removed messages is as it was shows that none is missing.
         joins: it counts the messages after the position at a later moment than it asks how many were ever added.
         size: how many messages are added in all.
         deletions: how many are deleted in all.
     """
     # The server: (messages, how many were ever added, the highest deleted one). What it saved, or None. Whether it may
-    # still go back. The next message. The group: (position, known at it, last read, what was looked at before the
-    # count), or None if a run has stopped. The messages that were read or told to be lost; others that were deleted
-    # behind the position. How many deletions are left.
+    # still go back. The next message; a late one has an odd number. The group: (position, known at it, last read, what
+    # was looked at before the count), or None if a run has stopped. The messages that were read or told to be lost;
+    # others that were deleted behind the position. How many deletions are left. The lost messages that are to be sent
+    # again; None if some never are, because a newer one was added; or the set of late ones that a run has passed.
     nothing: frozenset[int] = frozenset()
-    init: State = ((nothing, 0, 0), None, True, 1, (1, (0, 0, 0), 0, None), nothing, nothing, deletions)
+    init: State = ((nothing, 0, 0), None, True, 2, (1, (0, 0, 0), 0, None), nothing, nothing, deletions, ())
 
     def lost_range(position: int, before: int, there: frozenset[int], deleted: int, lost: int) -> frozenset[int]:
         if lost == 1 and deleted >= max(position, before + 1):
@@ -210,47 +221,63 @@ def going_back(
         return frozenset(range(position, max(min(there, default=0), deleted + 1)))
 
     def step(st: State) -> Iterator[tuple[str, State]]:
-        server, saved, may, new, group, told, untold, left = st
+        server, saved, may, new, group, told, untold, left, again = st
         held = server[0]
         if group is None:
             return
         position, known, last, looked = group
         there, added, deleted = looked or server
         if joins and looked is None:
-            yield "a run looks", (server, saved, may, new, (position, known, last, server), told, untold, left)
+            found = (position, known, last, server)
+            yield "a run looks", (server, saved, may, new, found, told, untold, left, again)
         else:
             after = frozenset(x for x in held if position <= x <= max((*there, deleted)))
             since, is_deleted = added - known[0], deleted >= max(position, known[1] + 1)
             is_other = since < 0 or (last and last not in held and server[2] < last)
             is_other = is_other or (contradicts and deleted >= position and since < len(after) + is_deleted)
+            is_other = is_other or (contradicts and deleted < known[1] >= position)
+            is_other = is_other or (exceeds and deleted < position and since > len(after))
             removed = added - len(there)
             if is_other:
-                yield "a run stops", (server, saved, may, new, None, told, untold, left)
+                yield "a run stops", (server, saved, may, new, None, told, untold, left, again)
             else:
                 is_same = compares and removed == known[2]
                 lost = 0 if deleted < position or is_same else max(0, since - len(after))
                 read = (max((*after, position - 1)) + 1, (added, deleted, removed), max(after, default=last), None)
                 reported = lost_range(position, known[1], there, deleted, lost) if lost and may else untold
                 rest = untold - reported if lost else untold
-                seen = told | after | (untold - rest)
+                late = frozenset(x for x in held - told if x % 2 and x < position)
+                seen = told | after | (untold - rest) | (late if lost else nothing)
+                passed = late if again == () and not lost else nothing
                 if joins or (read, seen) != (group, told):
-                    yield f"a run reads {sorted(after)}, lost {lost}", (server, saved, may, new, read, seen, rest, left)
-        if new <= size:
-            more = (held | {new}, server[1] + 1, server[2])
-            yield "a message is added", (more, saved, may, new + 1, group, told, untold, left)
+                    what = f"a run reads {sorted(after)}, lost {lost}"
+                    yield what, (server, saved, may, new, read, seen, rest, left, passed or again)
+        if new <= 2 * size:
+            more, never = (held | {new}, server[1] + 1, server[2]), None if again else again
+            yield "a message is added", (more, saved, may, new + 2, group, told, untold, left, never)
         for x in held if left else ():
             now = (held - {x}, server[1], max(server[2], x))
-            gone = untold if x in told or x < position else untold | {x}
-            yield f"!{x} is deleted", (now, saved, may, new, group, told, gone, left - 1)
+            gone = untold if x in told or x < position or x % 2 else untold | {x}
+            yield f"!{x} is deleted", (now, saved, may, new, group, told, gone, left - 1, again)
         if saved is None:
-            yield "it saves", (server, server, may, new, group, told, untold, left)
+            yield "it saves", (server, server, may, new, group, told, untold, left, again)
         elif may:
-            yield "!it goes back", (saved, saved, False, new, group, told, nothing, left)
+            lost_ids = tuple(range(max((*saved[0], saved[2])) // 2 * 2 + 2, new, 2)) if sends_late else ()
+            yield "!it goes back", (saved, saved, False, new, group, told, nothing, left, lost_ids)
+        if sends_late and isinstance(again, tuple) and again:
+            more = (held | {again[0]}, server[1] + 1, server[2])
+            yield f"{again[0]} is sent again", (more, saved, may, new, group, told, untold, left, again[1:])
+            late = again[0] - 1
+            if late > max((*held, server[2])) and not any(x % 2 for x in told | held):
+                more = (held | {late}, server[1] + 1, server[2])
+                yield f"{late} is sent late", (more, saved, may, new, group, told, untold, left, again)
 
     def wrong(st: State) -> str | None:
-        may, group, untold = st[2], st[4], st[6]
+        may, group, untold, again = st[2], st[4], st[6], st[8]
         if group is None:
             return "a run stops before the server goes back" if may else None
+        if isinstance(again, frozenset):
+            return f"a run has read on, and {sorted(again)} was sent late and is not read"
         if not untold or min(untold) >= group[0]:
             return None
         return f"a run has read on, and {sorted(untold)} were deleted unread"
@@ -263,6 +290,8 @@ VARIANTS = (
     quick("back-removed", "as many removed means that none is missing", "BAD", lambda: going_back(compares=True)),
     quick("back-joined", "its counts are of two moments", "BAD", lambda: going_back(joins=True)),
     quick("back-trusted", "its counts are believed", "BAD", lambda: going_back(contradicts=False)),
+    quick("back-late", "an older message is sent late", "PASS", lambda: going_back(sends_late=True, size=3)),
+    quick("late-trusted", "and counts as read", "BAD", lambda: going_back(sends_late=True, size=3, exceeds=False)),
     quick("trusted", "a number that is too high is trusted", "BAD", lambda: claims(checks=False, seen=True)),
     quick("checked", "a number that contradicts the stream counts as unknown", "PASS", claims),
     quick("seen", "and is seen before the next trim, however high it is", "PASS", lambda: claims(least=1, seen=True)),

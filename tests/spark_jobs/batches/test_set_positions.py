@@ -143,7 +143,7 @@ def test_a_failover_repeats_no_entry_although_some_are_gone(
     assert group.rows() == lost + repeated
 
 
-@pytest.mark.parametrize(("lost", "late"), [(2, 1), (3, 1), (3, 2), (6, 1)])
+@pytest.mark.parametrize(("lost", "late"), [(0, 1), (2, 1), (3, 2), (6, 1), (1, 5), (3, 5)])
 def test_an_accept_reads_what_was_sent_late_before_the_last_entry_was_sent_again(
     group: RedisGroup, lost: int, late: int
 ) -> None:
@@ -161,6 +161,23 @@ def test_an_accept_reads_what_was_sent_late_before_the_last_entry_was_sent_again
     with pytest.raises(SourceRecreatedError):
         group.losses()
     group.accept(is_cut=True)
+    group.ingest()
+    assert group.held() <= group.rows().keys()
+
+
+@pytest.mark.parametrize("is_longer", [False, True])
+def test_an_accept_reads_a_stream_that_was_filled_again_from_the_first_entry_on(
+    group: RedisGroup, is_longer: bool
+) -> None:
+    """The new stream has the same first entries and lacks the last one, or the same last one after one more."""
+    ids = [entry for entry, _ in group.client.xrange(group.keys[0])]
+    group.client.delete(group.keys[0])
+    for entry in [ids[0], ids[0].replace(b"-0", b"-1"), *ids[1:]] if is_longer else ids[:-1]:
+        group.client.xadd(group.keys[0], {"msg": b"{}"}, id=entry)
+    with pytest.raises(SourceRecreatedError):
+        group.losses()
+    (accepted,) = group.accept()
+    assert accepted.origin[group.shard(0, 2)] <= to_sequence(ids[0])
     group.ingest()
     assert group.held() <= group.rows().keys()
 

@@ -90,7 +90,9 @@ class Reader:
             resume = Resume({self.shard: self.position}, self.hint) if self.hint else None
             start, end, _ = source.extents(resume=resume)[self.shard]
             self.position = self.position or start
-            found = source.recreated({self.shard: self.position})
+            facts = position_facts_in(self.hint)
+            late = source.with_late_messages(facts, counts_all=False)
+            found = source.recreated({self.shard: self.position}) | late
             plan = source.plan({self.shard: Range(self.position, end)}, limits=Limits(most), parallelism=1)
             if plan is not None:
                 self.position, self.hint = plan.ranges[self.shard].end, plan.hint
@@ -180,6 +182,47 @@ def test_a_server_that_has_lost_entries_that_were_read_is_another_whatever_is_de
     reader.add(5)
     reader.delete(*range(-3, deleted - 3))
     assert reader.read() == {reader.shard}
+
+
+def send_late(reader: Reader) -> None:
+    """After a failover, an older entry is sent, and then the last one that was read again."""
+    reader.read()
+    older = reader.client.dump(reader.name)
+    reader.client.xadd(reader.name, {"msg": b"{}"}, id="9000000000000-1")
+    assert reader.read() == frozenset()
+    reader.go_back(older)
+    for number in range(2):
+        reader.client.xadd(reader.name, {"msg": b"{}"}, id=f"9000000000000-{number}")
+
+
+@pytest.mark.parametrize("removed", ["nothing", "trimmed", "deleted"])
+@pytest.mark.parametrize("new", [0, 3])
+def test_a_server_that_has_got_a_late_entry_before_the_position_is_another(
+    reader: Reader, new: int, removed: str
+) -> None:
+    send_late(reader)
+    reader.add(new)
+    if removed == "trimmed":
+        reader.trim(new + 1)
+    elif removed == "deleted":
+        reader.delete(3)
+    assert reader.read() == {reader.shard}
+
+
+def test_a_late_entry_before_many_others_is_found_before_the_end(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each plan counts at most two entries, and an accept counts all."""
+    monkeypatch.setattr(batches, "EXACT_COUNT", 2)
+    send_late(reader)
+    reader.add(6)
+    facts = position_facts_in(reader.resume().hint)
+    with RedisBatchSource(reader.url) as source:
+        source.extents(resume=reader.resume())
+        assert source.with_late_messages(facts, counts_all=False) == frozenset()
+        assert source.with_late_messages(facts, counts_all=True) == {reader.shard}
+    found = [bool(reader.read(3)) for _ in range(3)]
+    assert found == [False, False, True]
 
 
 def test_what_is_trimmed_after_the_look_is_lost_for_the_plan_and_for_no_later_one(reader: Reader) -> None:
