@@ -22,6 +22,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from spark_jobs.batches.bad_rows import Cached, FilteredBatch, caching
 from spark_jobs.batches.ingestion import Batch, Ingestion, PlanAgain, Step, WrittenBatch
 from spark_jobs.batches.target_table import OutdatedError, TargetTable
+from spark_jobs.batches.unread_rows import made_by_message, without_messages, without_places
 from spark_jobs.dead_letters.table import DEAD_LETTER_SCHEMA, NotCounting, lost_ranges
 from spark_jobs.decoding.ddl import quoted
 from spark_jobs.ledger.entries import MODES, LedgerEntry
@@ -56,7 +57,6 @@ from stream_consumers.messages import Shard
 _log = logging.getLogger(__name__)
 _IS_NOT_STORED = f"_error = {text(NOT_STORED)}"
 _IS_DEAD = "_error IS NOT NULL"
-_HELD = "_held"
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,13 +266,13 @@ def commit_batch(target: TargetTable, batch: Batch, filtered: FilteredBatch) -> 
     if entry.write_mode.keeps_last_copies:
         last = _last_copies(target, rows, frame, entry, version=batch.state.version)
         if last is not None:
-            rows, frame = rows.unionByName(last, allowMissingColumns=True), _without_places(frame, last)
+            rows, frame = rows.unionByName(last, allowMissingColumns=True), without_places(frame, last)
             entry = replace(entry, dead=frame.where(_IS_DEAD).count())
     if entry.write_mode.replaces_dead_letters and not entry.places:
         # Not for a redrive, whose messages are the dead letters themselves.
         kept, count = _last_dead_letters(target, frame, entry, batch.state)
         if kept is not None:
-            frame = _without_places(frame, kept)
+            frame = without_places(frame, kept)
             entry = replace(entry, dead=frame.where(_IS_DEAD).count() + count)
     if entry.dead or entry.lost:
         letters = frame.where(_IS_DEAD).select(*STREAM_COLUMNS, *DEAD_LETTER_COLUMNS)
@@ -392,7 +392,7 @@ def _last_copies(
     """
     log = target.ledger.log
     table = read_table(target.spark, log, version=version)
-    last, count = _without_messages(target, table, frame, entry, "TRUE", what="rows")
+    last, count = _last_of_range(target, table, frame, entry, "TRUE", what="rows")
     if not count:
         return None
     snapshot = log.snapshot()
@@ -410,23 +410,15 @@ def _last_dead_letters(
         return None, 0
     dead_letters = table.counted(target.spark, ledger, state)
     assert dead_letters is not None
-    # Older releases did not write is_message.
-    is_message = "is_message" if "is_message" in dead_letters.columns else "FALSE"
-    last, count = _without_messages(target, dead_letters, frame, entry, is_message, what="dead letters")
+    is_message = made_by_message(dead_letters)
+    last, count = _last_of_range(target, dead_letters, frame, entry, is_message, what="dead letters")
     return (last if count else None), count
 
 
-def _without_places(frame: DataFrame, others: DataFrame) -> DataFrame:
-    """Return the messages and dead letters at other places than those of last copies."""
-    return frame.join(others.select(*ROW_PLACE), [*ROW_PLACE], "left_anti").select(*map(quoted, frame.columns))
-
-
-def _without_messages(
+def _last_of_range(
     target: TargetTable, table: DataFrame, frame: DataFrame, entry: LedgerEntry, is_message: str, *, what: str
 ) -> tuple[DataFrame, int]:
     """Return what ``table`` has in the range of a batch without a message in ``frame``, and how many.
-
-    A place at which the stream holds only damaged bytes now has no message.
 
     Args:
         target: the table.
@@ -440,10 +432,7 @@ def _without_messages(
         DataLossError: there are some, and ``on_data_loss`` is not ``record``.
     """
     ingestion = target.ingestion
-    held = frame.select(*(f.col(name).alias(f"{_HELD}{name}") for name in ROW_PLACE), "_is_message")
-    is_same = " AND ".join(f"{name} = {_HELD}{name}" for name in ROW_PLACE)
-    is_held = f.expr(f"{is_same} AND (coalesce(_is_message, TRUE) OR NOT coalesce({is_message}, FALSE))")
-    last = table.where(in_places(entry.affected)).join(held, is_held, "left_anti")
+    last = without_messages(table.where(in_places(entry.affected)), frame, is_message)
     found = last.agg(f.count("*").alias("rows"), f.min("_sequence").alias("first"), f.max("_sequence").alias("last"))
     counts = found.collect()[0]
     if not counts["rows"]:

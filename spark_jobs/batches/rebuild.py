@@ -10,9 +10,9 @@
  3. The staging table is deleted. Its id in the ledger shows that the swap has landed, if a run was killed before that.
 
 Rows and dead letters whose messages the staging table could not read are last copies
-(:mod:`spark_jobs.batches.unread_rows`). If there are any, the rebuild is refused. With ``on_data_loss="record"``, the
-swap writes them again unchanged. Rows can only be kept in a table without keys that keeps its columns; for other tables
-the rebuild is still refused.
+(:mod:`spark_jobs.batches.unread_rows`). If there are any, the rebuild is refused, and the next one begins anew. With
+``on_data_loss="record"``, the swap writes them again unchanged. Rows can only be kept in a table without keys that
+keeps its columns; for other tables the rebuild is still refused.
 
 The key of the table may change, which is otherwise refused. A batch of another sequence that is in flight meanwhile, or
 a batch that is in flight over a RESTORE to before the swap, lands in a table with another key. Then the ledger is
@@ -58,7 +58,7 @@ from spark_jobs.batches.replay import check_replay, replay_progress
 from spark_jobs.batches.run_control import Retries
 from spark_jobs.batches.source_checks import check_source, lag
 from spark_jobs.batches.target_table import YieldRequests, layout_of
-from spark_jobs.batches.unread_rows import Stored, unread_rows
+from spark_jobs.batches.unread_rows import Stored, unread_rows, without_places
 from spark_jobs.dead_letters.corrections import records_within
 from spark_jobs.dead_letters.table import COPIED_COLUMNS, HAS_NO_SEQUENCE
 from spark_jobs.decoding.ddl import quoted
@@ -85,7 +85,7 @@ from stream_consumers.errors import (
     StreamNotFoundError,
 )
 from stream_consumers.messages import Shard
-from stream_consumers.options import ConsumerMode
+from stream_consumers.options import ConsumerMode, DataLoss
 
 STAGING = "stream-assets.stagingOf"
 """The property of a staging table: the group of the rebuild."""
@@ -567,16 +567,20 @@ class _SwapJob(SourceJob):
             f"{ingestion.table}, because {self._source.url} no longer holds their messages",
             remedy="They may be the last copies, so nothing was changed. If the group has messages to read, ingest "
             f"first: newer changes may replace these rows. Otherwise bring the messages back{keeps}, or write into a "
-            "new table.",
+            "new table. The next rebuild begins anew.",
             rows=found.rows,
             dead_letters=found.dead,
             **{str(shard): f"{part.start} to {part.end}" for shard, part in sorted(found.within.items())},
         )
-        if not can_keep:
+        if not can_keep or ingestion.errors.on_data_loss is DataLoss.ERROR:
+            # A rebuild that continues would not read messages that are brought back.
+            delete_staging(self._staging)
             raise error
-        ingestion.refuse_or_record(error)
         _log.warning("%s: they are written again unchanged", error.what)
         rows, dead = staged.rows, staged.dead_letters
+        if dead is not None:
+            # The dead letter of the damaged bytes that are in the stream at such a place.
+            dead = without_places(dead, found.places)
         if found.rows:
             rows = rows.unionByName(found.of_rows(table.rows))
         if found.dead and letters is not None:
@@ -585,10 +589,10 @@ class _SwapJob(SourceJob):
         return Stored(rows, dead)
 
     def _held(self, ranges: Mapping[Shard, Range]) -> DataFrame:
-        """Return the places of the messages that the stream holds within these ranges."""
+        """Return the messages and damaged bytes that the stream holds within these ranges."""
         extents = self._source.extents()
         held = {s: part.clamp(Range(extents[s].start, extents[s].end)) for s, part in ranges.items() if s in extents}
-        return read_all(self.target.spark, self._source, held, SourceColumns.of(Raw())).select(*ROW_PLACE)
+        return read_all(self.target.spark, self._source, held, SourceColumns.of(Raw()))
 
     def _write_letters(self, letters: DataFrame | None, entry: LedgerEntry) -> bool:
         if letters is None or not (entry.dead or entry.lost):

@@ -1,4 +1,9 @@
-"""Finds what a rebuild would remove for good: rows and dead letters whose messages the staging table has not read.
+"""Finds last copies: the rows and dead letters whose messages cannot be read again.
+
+A place at which the stream holds only damaged bytes now has no message; a row or dead letter that a whole message made
+there is a last copy (:func:`without_messages`).
+
+A rebuild would remove those whose messages the staging table has not read (:func:`unread_rows`).
 
 A source may lose messages in the middle of a stream, for example by compaction, so that the start of the stream does
 not show it. The rows of the staging table do not show it either, because a message that it has read may have made no
@@ -28,6 +33,9 @@ from stream_consumers.errors import SchemaMismatchError
 from stream_consumers.messages import Shard
 
 _OTHER = "_other_"
+_HELD = "_held"
+_IS_MESSAGE = "_is_message"
+_MADE_BY_MESSAGE = "_made_by_message"
 _IS_DEAD = "_is_dead"
 _RANK = "_rank"
 
@@ -87,7 +95,7 @@ def unread_rows(
     Args:
         table: the table.
         staged: the staging table.
-        held: returns the places of the messages that the stream holds within ranges.
+        held: returns what the stream holds within ranges, with ``_is_message``.
         cached: keeps what is computed.
         keys: of the staging table; ``None`` for one that is appended to.
         was: the keys of the table.
@@ -96,21 +104,47 @@ def unread_rows(
         Exception: whatever Spark raises.
     """
     found = _placed(_to_compare(table.rows, staged.rows, keys, was), is_dead=False)
-    made = staged.rows.select(*ROW_PLACE)
+    made = staged.rows.select(*ROW_PLACE, f.lit(True).alias(_IS_MESSAGE))
     if table.dead_letters is not None:
         found = found.unionByName(_placed(table.dead_letters.where("_sequence IS NOT NULL"), is_dead=True))
     if staged.dead_letters is not None:
-        made = made.unionByName(staged.dead_letters.select(*ROW_PLACE))
-    found = cached.keep(_joined(found, made, "left_anti"))
+        is_message = f.expr(made_by_message(staged.dead_letters)).alias(_IS_MESSAGE)
+        made = made.unionByName(staged.dead_letters.select(*ROW_PLACE, is_message))
+    found = cached.keep(without_messages(found, made, _MADE_BY_MESSAGE))
     if within := _extents(found):
-        found = cached.keep(_joined(found, held(within), "left_anti"))
+        found = cached.keep(without_messages(found, held(within), _MADE_BY_MESSAGE))
     counts = found.groupBy(_IS_DEAD).count().collect()
     number = {bool(row[_IS_DEAD]): int(row["count"]) for row in counts}
     return UnreadRows(found, number.get(False, 0), number.get(True, 0), _extents(found) if counts else {})
 
 
+def without_messages(table: DataFrame, held: DataFrame, is_message: str) -> DataFrame:
+    """Return the rows of a table without a message at their places.
+
+    Args:
+        table: rows or dead letters.
+        held: what is held at which place, with ``_is_message``, which is false for damaged bytes.
+        is_message: a SQL condition for those rows of ``table`` that a whole message made, not damaged bytes.
+    """
+    named = held.select(*(f.col(name).alias(f"{_HELD}{name}") for name in (*ROW_PLACE, _IS_MESSAGE)))
+    is_same = " AND ".join(f"{name} = {_HELD}{name}" for name in ROW_PLACE)
+    is_held = f"{is_same} AND (coalesce({_HELD}{_IS_MESSAGE}, TRUE) OR NOT coalesce({is_message}, FALSE))"
+    return table.join(named, f.expr(is_held), "left_anti")
+
+
+def without_places(frame: DataFrame, others: DataFrame) -> DataFrame:
+    """Return the rows of a frame at other places than those of ``others``, and those without a place."""
+    return frame.join(others.select(*ROW_PLACE), [*ROW_PLACE], "left_anti").select(*map(quoted, frame.columns))
+
+
+def made_by_message(dead_letters: DataFrame) -> str:
+    """Return a SQL condition for the dead letters that a whole message made; older releases did not write it."""
+    return "is_message" if "is_message" in dead_letters.columns else "FALSE"
+
+
 def _placed(found: DataFrame, *, is_dead: bool) -> DataFrame:
-    return found.select(*ROW_PLACE, f.lit(is_dead).alias(_IS_DEAD))
+    is_message = f.expr(made_by_message(found) if is_dead else "TRUE")
+    return found.select(*ROW_PLACE, f.lit(is_dead).alias(_IS_DEAD), is_message.alias(_MADE_BY_MESSAGE))
 
 
 def _joined(found: DataFrame, others: DataFrame, how: str) -> DataFrame:

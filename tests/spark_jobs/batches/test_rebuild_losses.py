@@ -15,15 +15,19 @@ from spark_jobs.batches.job import drain_batches, reports_of
 from spark_jobs.batches.rebuild import delete_staging, rebuild_events, staging_of
 from spark_jobs.dead_letters.reader import DeadLetterFilter, DeadLetters
 from spark_jobs.decoding.json_decoder import Json
+from spark_jobs.verify import verify
 from spark_jobs.writing.keyed import Keys
 from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.errors import DataLossError
+from stream_consumers.file.scanner import Frame
 from stream_consumers.memory import forget_memory_broker, memory_broker
 from stream_consumers.messages import Shard
-from stream_consumers.options import ErrorPolicy
+from stream_consumers.options import DataLoss, ErrorPolicy
 from stream_consumers.urls import StreamUrl
 from tests.support.ingesting import drain
 from tests.support.keyed_tables import BY_POSITION, BY_VALUE, HISTORY_BY_POSITION, SCHEMA
+from tests.support.ss_files import flip, items, payload_offset
+from tests.support.streams import write_stream
 
 URL = "memory://rebuild-losses/changes"
 BROKER = StreamUrl.parse(URL)
@@ -103,6 +107,54 @@ def test_rows_and_dead_letters_of_lost_messages_are_refused_or_kept(table: Table
         letters = DeadLetters(table.what.table, group="g").to_arrow(DeadLetterFilter(is_dismissed=True))
         (dismissed,) = letters.to_pylist()
         assert [dismissed[name] for name in ("_sequence", "dismissed_by", "note")] == [4, "ann", "a test"]
+
+
+def test_rows_and_dead_letters_of_messages_that_were_damaged_since_are_refused_or_kept(
+    spark: SparkSession, folder: Path
+) -> None:
+    path = folder / "orders.ss"
+    url = write_stream(path, 40, shards=1, malformed=frozenset({3}))
+    what = Ingestion("g", f"{folder}/t", Json("id BIGINT, user STRING"), retry_seconds=0.0)
+    payloads = {item.sequence: payload_offset(item) for item in items(path) if isinstance(item, Frame)}
+
+    def damage(*sequences: int) -> None:
+        """Damage messages, or mend them again."""
+        for sequence in sequences:
+            flip(path, payloads[sequence])
+
+    def stored() -> tuple[list[tuple[int, int]], list[tuple[int, bool, bytes]]]:
+        rows = spark.read.format("delta").load(what.table).collect()
+        letters = what.dead_letters().counted(spark, what.ledger())
+        dead = letters.collect() if letters else []
+        return (
+            sorted((row["_sequence"], row["id"]) for row in rows),
+            sorted((row["_sequence"], row["is_message"], bytes(row["payload"])) for row in dead),
+        )
+
+    def rebuild(loss: DataLoss) -> None:
+        with open_batch_source(url) as source:
+            asked = replace(what, errors=ErrorPolicy(on_data_loss=loss))
+            list(reports_of(rebuild_events(spark, source, asked)))
+
+    damage(8)
+    drain(spark, url, what)
+    before = stored()
+    assert [letter[:2] for letter in before[1]] == [(4, True), (8, False)]
+    damage(3, 4, 5)
+    with pytest.raises(DataLossError) as raised:
+        rebuild(DataLoss.ERROR)
+    assert raised.value.facts == {"rows": 2, "dead_letters": 1, "orders/0": "3 to 6"}
+    assert stored() == before
+    rebuild(DataLoss.RECORD)
+    assert stored() == before
+    with pytest.raises(DataLossError):
+        rebuild(DataLoss.ERROR)
+    # A rebuild that continued would not read the messages that are mended.
+    damage(3, 4, 5)
+    rebuild(DataLoss.ERROR)
+    assert stored() == before
+    with open_batch_source(url) as source:
+        assert all(verdict.is_right for verdict in verify(source, what))
 
 
 def test_messages_that_the_transform_drops_are_no_loss(table: Table) -> None:
