@@ -10,7 +10,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from fnmatch import fnmatchcase
 from functools import cache, partial
 from importlib import import_module
-from itertools import islice
+from itertools import chain, islice
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import dagster as dg
@@ -383,11 +383,50 @@ def _options(name: str) -> dg.Resolver:
     return _attribute(resolve_options, model | None, str(model.__doc__))
 
 
-_translation = TranslationFnResolver[StreamTranslatorData](
-    lambda data: {"data": data, "stream": ",".join(data.streams)}
-)
-_translation.description = (
-    "How Dagster shows the asset: key, group_name, tags, owners. Templates can use stream, data and spec."
+def _translation_scope(data: StreamTranslatorData) -> Mapping[str, Any]:
+    return {"data": data, "stream": ",".join(data.streams)}
+
+
+def _resolve_translation(context: dg.ResolutionContext, given: Any) -> TranslationFn[StreamTranslatorData]:
+    """Return how Dagster changes a spec by these attributes.
+
+    Dagster renders what a template has made of a key, and what a function has returned, as a template again. Any client
+    that can create a stream chooses its name, so that these texts must not be templates.
+    """
+    resolver: Any = _dagsters_translation.fn
+    change: TranslationFn[StreamTranslatorData] = resolver.callable(context, given)
+
+    def checked(spec: dg.AssetSpec, data: StreamTranslatorData) -> dg.AssetSpec:
+        scope = context.at_path("translation").with_scope(**_translation_scope(data), spec=spec)
+        made = scope.resolve_value(given if isinstance(given, str) else given.model_dump(exclude_unset=True))
+        if isinstance(made, dg.AssetSpec):
+            return made
+        for text in _texts(made.model_dump(exclude_unset=True) if isinstance(made, BaseModel) else made):
+            if TEMPLATE_MARK.search(text):
+                raise InvalidOptionError(
+                    f"the translation of stream {', '.join(data.streams)!r} has a template in its result",
+                    remedy="Rename the stream, or write a translation whose results have no {{, {% or {#.",
+                )
+        return change(spec, data)
+
+    return checked
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield the texts within resolved attributes."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from chain.from_iterable(map(_texts, value.values()))
+    elif type(value) in (list, tuple):
+        yield from chain.from_iterable(map(_texts, value))
+
+
+_dagsters_translation = TranslationFnResolver[StreamTranslatorData](_translation_scope)
+_translation = _attribute(
+    _resolve_translation,
+    _dagsters_translation.model_field_type,
+    "How Dagster shows the asset: key, group_name, tags, owners. Templates can use stream, data and spec.",
 )
 
 
@@ -637,10 +676,6 @@ class StreamIngestionComponent(dg.Component, dg.Resolvable):
         assets: list[StreamAsset] = []
         left_out: dict[str, str] = {}
         for stream in streams:
-            # Dagster renders the key of an asset once more.
-            if TEMPLATE_MARK.search(stream):
-                left_out[stream] = "the name is a template"
-                continue
             try:
                 asset = self._asset(entry, (stream,))
             except Exception as error:  # noqa: BLE001 - also an error of Dagster, or of a translator of the user
