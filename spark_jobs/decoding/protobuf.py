@@ -538,15 +538,18 @@ def _compared_class(comparisons: Sequence[_Comparison]) -> type[Message]:
 
 def _add_message(file: FileDescriptorProto, comparisons: Sequence[_Comparison]) -> str:
     message = file.message_type.add(name=f"M{len(file.message_type)}")
-    choices: dict[str, int] = {}
-    for one in comparisons:
-        made = _add_field(file, message, one.written, one.within or ())
-        choice = one.written.containing_oneof
-        if choice is not None:
-            if choice.name not in choices:
-                choices[choice.name] = len(choices)
-                message.oneof_decl.add(name=choice.name)
-            made.oneof_index = choices[choice.name]
+    choices = {choice.name: choice for one in comparisons if (choice := one.written.containing_oneof) is not None}
+    # Each member of a oneof removes the others.
+    fields: dict[int, tuple[FieldDescriptor, Sequence[_Comparison]]] = {}
+    fields |= {member.number: (member, ()) for choice in choices.values() for member in choice.fields}
+    fields |= {one.written.number: (one.written, one.within or ()) for one in comparisons}
+    places = {name: place for place, name in enumerate(choices)}
+    for name in places:
+        message.oneof_decl.add(name=name)
+    for written, within in fields.values():
+        made = _add_field(file, message, written, within)
+        if written.containing_oneof is not None:
+            made.oneof_index = places[written.containing_oneof.name]
     return message.name
 
 

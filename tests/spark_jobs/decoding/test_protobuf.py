@@ -665,6 +665,24 @@ def test_numbers_of_closed_enums_are_compared(registry):
     assert message_check(own, own) is None
 
 
+def test_members_of_a_choice_that_are_not_compared_remove_the_others():
+    other = Protobuf(
+        'syntax = "proto3"; message M { message N {} oneof o { int64 a = 1; string b = 2; N c = 3; } }'
+    ).schema
+    made = other.message_class()
+    both = [made(a=7).SerializeToString() + last.SerializeToString() for last in (made(b="x"), made(c={}))]
+    alone = Protobuf('syntax = "proto3"; message M { int32 a = 1; }').schema
+    together = Protobuf('syntax = "proto3"; message M { oneof o { int32 a = 1; string b = 2; } }').schema
+    check, read = message_check(other, alone), alone.reading_class().FromString
+    assert check is not None
+    for payload in both:
+        with pytest.raises(ValueError, match="a"):
+            check(payload, read(payload))
+    check, read = message_check(other, together), together.reading_class().FromString
+    assert check is not None
+    check(both[0], read(both[0]))
+
+
 def test_fields_of_protobuf_2_are_compared():
     fields = "optional group Part = 3 { optional %s n = 1; } repeated string t = 4; oneof o { %s p = 5; %s q = 6; }"
     named = 'optional %s foo_bar = 1 [json_name = "a"]; optional %s fooBar = 2 [json_name = "b", default = 5];'
