@@ -477,17 +477,23 @@ class RedisBatchSource(BatchSource):
         """See :meth:`stream_consumers.batches.BatchSource.with_late_messages`.
 
         A server that lost its newest entries may get older ones, and then the last one again. If no entry was removed
-        from a position on, as many exist there as were added since.
+        from a position on, as many exist there as were added since. Otherwise no more are missing there than were
+        removed in all since, but the number of those added may be uncertain, so that only ``counts_all`` compares it,
+        and all that :meth:`recreated` compares.
         """
         found = set()
         for shard, (position, known) in facts.items():
             now = self._facts.get(shard)
-            if now is None or now.added is None or known.removed is None or not now.is_complete_from(position):
+            if now is None or now.added is None or known.removed is None:
+                continue
+            if not now.is_complete_from(position) and not counts_all:
                 continue
             if now.held_from(position) is None and now.added - known.added > EXACT_COUNT and not counts_all:
                 continue  # A later batch finds it: what one counts too few, all later ones do.
             now, _, most = self._look(shard, position)
-            if now.is_complete_from(position) and (now.added or 0) - known.added > most:
+            removed = 0 if now.is_complete_from(position) else max(0, (now.removed or 0) - known.removed)
+            is_late = (now.added or 0) - known.added - most > removed
+            if is_late or (counts_all and self._contradicts(shard, position, known)):
                 found.add(shard)
         return frozenset(found)
 

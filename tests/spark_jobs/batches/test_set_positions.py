@@ -144,8 +144,9 @@ def test_a_failover_repeats_no_entry_although_some_are_gone(
 
 
 @pytest.mark.parametrize(("lost", "late"), [(0, 1), (2, 1), (3, 2), (6, 1), (1, 5), (3, 5)])
+@pytest.mark.parametrize("is_deleted", [False, True])
 def test_an_accept_reads_what_was_sent_late_before_the_last_entry_was_sent_again(
-    group: RedisGroup, lost: int, late: int
+    group: RedisGroup, lost: int, late: int, is_deleted: bool
 ) -> None:
     """Several batches are lost, and only the last entry of them is sent again."""
     dump, milliseconds = group.dump(0), group.milliseconds
@@ -160,6 +161,11 @@ def test_an_accept_reads_what_was_sent_late_before_the_last_entry_was_sent_again
     group.add(1, 0)
     with pytest.raises(SourceRecreatedError):
         group.losses()
+    if is_deleted:
+        group.milliseconds += 10
+        group.add(2, 0)
+        newest = group.client.xrevrange(group.keys[0], count=1)
+        group.client.xdel(group.keys[0], newest[0][0])
     group.accept(is_cut=True)
     group.ingest()
     assert group.held() <= group.rows().keys()
