@@ -179,10 +179,11 @@ class UnityCatalog(TableCatalog):
         except urllib.error.HTTPError as error:
             with error:
                 raise self._status_error(error.code, what) from None
-        except (OSError, HTTPException) as error:
+        except (OSError, HTTPException, ValueError) as error:
+            # The value of a variable that is not the address of a proxy is a ValueError.
             raise CatalogUnavailableError(
                 f"the catalog at {self.shown} does not answer: {self._redacted(str(getattr(error, 'reason', error)))}",
-                remedy="Check the address, and that it runs.",
+                remedy="Check the address, the proxies of the environment, and that it runs.",
             ) from None
         try:
             found = json.loads(text)

@@ -141,6 +141,20 @@ def test_a_proxy_of_the_environment_that_repeats_the_request_shows_no_secret(
         assert [secret for secret in (password, coded) if secret[-8:] in shown] == []
 
 
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_mistyped_proxy_of_the_environment_is_reported_without_its_password(
+    client: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTP_PROXY", "http:/me:pass-of-the-proxy@127.0.0.1:1")
+    monkeypatch.setattr(catalogs, "_OPENER", build_opener(catalogs._RefuseRedirects))
+    caplog.set_level(logging.DEBUG)
+    with pytest.raises((CatalogUnavailableError, SchemaRegistryError)) as raised:
+        CLIENTS[client](f"http://{client}.example")
+    assert "of-the-proxy" not in f"{kept(raised.value)} {caplog.text}"
+
+
 @pytest.mark.parametrize("address", ["http://me:{secret}@{host}/token", "http://{host}/token?api_key={secret}"])
 def test_an_address_in_the_options_has_no_credentials(
     address: str,
