@@ -150,6 +150,13 @@ def _otlp_secrets() -> dict[str, str]:
     """Return the headers in the environment, as they are written and decoded, and all of an address but its host."""
     values = {name: value for name, value in os.environ.items() if name.startswith("OTEL_EXPORTER_OTLP")}
     headers = {name: value for name, value in values.items() if name.endswith("_HEADERS")}
-    decoded = {f"{name} decoded": unquote(value) for name, value in headers.items()}
+    # The parts of a short value may be too short to be hidden, so each value is an option of its own.
+    parts = {
+        f"{name} {place} token": header.partition("=")[2]
+        for name, value in headers.items()
+        for place, header in enumerate(value.split(","))
+    }
+    written = {**headers, **parts}
+    decoded = {f"{name} decoded": unquote(value) for name, value in written.items()}
     addresses = {name: value for name, value in values.items() if name.endswith("_ENDPOINT")}
-    return {**headers, **decoded, **address_options(addresses)}
+    return {**written, **decoded, **address_options(addresses)}

@@ -203,6 +203,12 @@ def test_a_header_that_opentelemetry_refuses_is_logged_without_its_value(
     assert "bcd" not in done.stderr
 
 
+@pytest.mark.parametrize("headers", ["k=a1b/c2d", "x-team=lake,x-api-key = a1b/c2d ", "k=e3f:g4h,k=a1b/c2d"])
+def test_a_header_is_hidden_as_a_whole_if_its_parts_are_short(headers: str, unset: pytest.MonkeyPatch) -> None:
+    unset.setenv("OTEL_EXPORTER_OTLP_HEADERS", headers)
+    assert redact_options("no key a1b/c2d or a1b%2Fc2d", _otlp_secrets()) == f"no key {HIDDEN} or {HIDDEN}"
+
+
 @pytest.mark.parametrize("place", ["v1/metrics?api-key=hunter2", "hunter2/v1/metrics"])
 def test_an_address_is_logged_without_what_follows_its_host(place: str, unset: pytest.MonkeyPatch) -> None:
     unset.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", f"http://collector:1/{place}")
