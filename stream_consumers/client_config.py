@@ -8,6 +8,7 @@ from base64 import b64encode, urlsafe_b64encode
 from binascii import hexlify
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from html.entities import html5
@@ -63,7 +64,7 @@ _PARAMETER = re.compile(
     rf"({SECRET_PARAMETER}|<Token-\d{{1,2}}>|x-amz-security-token\s?[:=]\s?)[^\s&;\"'<>]+", re.IGNORECASE
 )
 # A client encodes a password together with a user. A word without digits and signs is none.
-_CREDENTIALS = re.compile(r"\b(Basic|Bearer) (?=[\w+/.~-]*[0-9=+/])[\w+/.~-]{8,}=*")
+_CREDENTIALS = re.compile(r"\b(Basic|Bearer) (?=[\w+/.~-]*[0-9=+/])[\w+/.~-]{8,}=*", re.IGNORECASE)
 # A client or a server may truncate a value that it repeats, so the first 12 characters identify it. A shorter value may
 # be a common word, so it is not searched for within other words.
 _MIN_PREFIX_CHARACTERS = 12
@@ -314,7 +315,14 @@ def _secrets(value: str, *, has_parts: bool) -> frozenset[str]:
 def _coded(texts: Iterable[str]) -> set[str]:
     """Return the texts in base64 and in hexadecimal."""
     codes = (b64encode, urlsafe_b64encode, hexlify)
-    return {encode(_encoded(one)).decode().rstrip("=") for one in texts for encode in codes}
+    return {encode(form).decode().rstrip("=") for one in texts for form in _byte_forms(one) for encode in codes}
+
+
+def _byte_forms(text: str) -> Iterator[bytes]:
+    """Yield the bytes of a text in UTF-8, and in Latin-1, in which requests sends a user and a password."""
+    yield _encoded(text)
+    with suppress(UnicodeEncodeError):
+        yield text.encode("latin-1")
 
 
 def _pairs(options: Mapping[str, object]) -> Iterator[str]:
