@@ -59,6 +59,7 @@ class JsonFormatter(logging.Formatter):
             # Dagster puts the name of the run and the step before the message.
             text = {"message": run.get("orig_message")}
             line.update({name: value for name, value in {**named, **text}.items() if value})
-        if record.exc_info:
-            line["error"] = self.formatException(record.exc_info)
+        # A redacted record has only the text of its traceback.
+        if error := record.exc_text or (record.exc_info and self.formatException(record.exc_info)):
+            line["error"] = error
         return json.dumps(line, default=str, ensure_ascii=False)

@@ -15,6 +15,8 @@ import pytest
 
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.structured_logs import FIELDS, JsonFormatter, about
+from stream_consumers import library_logs
+from stream_consumers.library_logs import redact_logs
 from tests.support.scripted_jobs import ScriptedJob
 
 DAGSTER_YAML = """\
@@ -33,6 +35,7 @@ python_logs:
         class: spark_jobs.structured_logs.JsonFormatter
 """
 log = logging.getLogger("spark_jobs.of_a_test")
+library = logging.getLogger("redis.of_a_test")
 
 
 @pytest.fixture
@@ -43,11 +46,13 @@ def lines() -> Iterator[io.StringIO]:
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter())
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
+    for logger in (log, library):
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
     yield stream
-    log.removeHandler(handler)
-    log.setLevel(logging.NOTSET)
+    for logger in (log, library):
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
     about({})
 
 
@@ -111,6 +116,21 @@ def test_an_exception_is_told_in_the_same_line(lines: io.StringIO) -> None:
     (line,) = parsed(lines.getvalue())
     assert line["message"] == "it failed"
     assert line["error"].endswith("ValueError: the disk is full")
+
+
+def test_the_traceback_of_a_redacted_record_is_told_without_the_secret(
+    lines: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library_logs, "_sources", [])
+    redact_logs(lambda: {"password": "hunter2-of-the-lake"})
+    try:
+        raise ValueError("no user hunter2-of-the-lake")
+    except ValueError:
+        library.exception("it failed")
+    (line,) = parsed(lines.getvalue())
+    assert line["message"] == "it failed"
+    assert line["error"].endswith("ValueError: no user [hidden]")
+    assert "hunter2" not in line["error"]
 
 
 # Dagster says so of each handler that a dagster.yaml configures.
