@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
-from stream_consumers.client_config import redact_options
+from stream_consumers.client_config import environment, redact_options
 from stream_consumers.urls import SECRET_PARAMETER, USER_INFO, is_server, passwords
 
 STORES = ("AWS_", "AZURE_", "GOOGLE_")
@@ -61,7 +61,7 @@ def redacted(text: str, options: Mapping[str, str] | None = None) -> str:
         options: more values to hide, by their names.
     """
     # An option of one name may have another value in the environment.
-    given = {f"environment {name}": value for name, value in os.environ.items() if name.startswith(STORES)}
+    given = {f"environment {name}": value for name, value in environment().items() if name.startswith(STORES)}
     if remote := os.environ.get(REMOTE_VARIABLE):
         given["environment token"] = _behind_server(remote)
     given |= _secrets_within({f"environment {name}": os.environ.get(name, "") for name in JAVA_VARIABLES})

@@ -42,6 +42,7 @@ from spark_jobs.redaction import HIDDEN_SETTINGS, REMOTE_VARIABLE, hide, redacte
 from spark_jobs.spark_server.folder import UnusableFolderError
 from spark_jobs.spark_start import GUARD, spark_defaults, start_context, umask
 from spark_jobs.table_location import S3, is_s3
+from stream_consumers.client_config import environment
 from stream_consumers.errors import InvalidOptionError, SparkSessionError
 from stream_consumers.urls import check_no_credentials
 
@@ -372,7 +373,7 @@ def object_store_config(table: str, storage_options: Mapping[str, str] | None = 
     """
     if not is_s3(table):
         return {}
-    of_environment = {name: value for name, value in os.environ.items() if name.startswith(_AWS_PREFIX.upper())}
+    of_environment = {name: value for name, value in environment().items() if name.startswith(_AWS_PREFIX.upper())}
     given = {**_normalized(of_environment), **_normalized(storage_options or {})}
     # An option overrides the environment even under another name, as it does for delta-rs.
     config = {**_of_s3a(of_environment), **_of_s3a(storage_options or {})}

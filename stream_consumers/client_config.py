@@ -114,6 +114,16 @@ class EnvironmentVariable:
         return os.environ.get(self.name)
 
 
+def environment() -> dict[str, str]:
+    """Return a copy of the environment; ``os.environ.items()`` fails if another thread removes a variable.
+
+    Example:
+        >>> environment().get("NO_SUCH_VARIABLE") is None
+        True
+    """
+    return {name: value for name in list(os.environ) if (value := os.environ.get(name)) is not None}
+
+
 ClientConfig = Mapping[str, "Scalar | Deferred"]
 
 
@@ -240,7 +250,7 @@ def redact_options(text: str, options: Mapping[str, object]) -> str:
     """
     secrets: set[str] = set()
     # All HTTP clients use the proxies of the environment.
-    proxies = address_options({name: value for name, value in os.environ.items() if _PROXY.fullmatch(name)})
+    proxies = address_options({name: value for name, value in environment().items() if _PROXY.fullmatch(name)})
     for name, value in [*options.items(), *proxies.items()]:
         if _may_be_secret(name, value):
             secrets |= _secrets(str(value), has_parts=bool(_SECRET.match(name) or not _PATH.fullmatch(str(value))))

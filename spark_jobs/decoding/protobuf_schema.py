@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import os
 import re
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from spark_jobs.decoding.ddl import MAX_COLUMN_NAME_LENGTH
 from spark_jobs.decoding.decoders import import_library, shortened
 from spark_jobs.decoding.schema_limits import TYPE_WEIGHT, WeightBudget, cached_by_size, schema_use
 from spark_jobs.decoding.schema_registry import StoredSchema
+from stream_consumers.client_config import environment
 from stream_consumers.errors import SchemaMismatchError, SchemaRegistryError
 
 OWN_FILE = "stream_assets/schema.proto"
@@ -335,7 +335,7 @@ def compiled(texts: Mapping[str, str], name: str, *, known: Iterable[Any] = ()) 
                 ],
                 cwd=root / "empty",
                 # Some builds of Python find their libraries by it.
-                env={name: value for name, value in os.environ.items() if name == "LD_LIBRARY_PATH"},
+                env={name: value for name, value in environment().items() if name == "LD_LIBRARY_PATH"},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 # A small schema can make the compiler print gigabytes, but no file may be so large.

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any, Protocol
 from urllib.parse import unquote
 
-from stream_consumers.client_config import address_options
+from stream_consumers.client_config import address_options, environment
 from stream_consumers.errors import log_text
 from stream_consumers.library_logs import redact_logs
 
@@ -148,7 +148,7 @@ def _set_up(extra: str, name: str, variables: str, *arguments: Any) -> Recorder 
 
 def _otlp_secrets() -> dict[str, str]:
     """Return the headers in the environment, as they are written and decoded, and all of an address but its host."""
-    values = {name: value for name, value in os.environ.items() if name.startswith("OTEL_EXPORTER_OTLP")}
+    values = {name: value for name, value in environment().items() if name.startswith("OTEL_EXPORTER_OTLP")}
     headers = {name: value for name, value in values.items() if name.endswith("_HEADERS")}
     # The parts of a short value may be too short to be hidden, so each value is an option of its own.
     parts = {

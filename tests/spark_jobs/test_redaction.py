@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections import UserDict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs import redaction
+from spark_jobs.metrics.recorders import _otlp_secrets
 from spark_jobs.redaction import JAVA_VARIABLES, hide, jvm_output, redacted
-from spark_jobs.session import SparkOptions, create_session
+from spark_jobs.session import SparkOptions, create_session, object_store_config
 from spark_jobs.spark_server.client import _raise_start_error
 from spark_jobs.spark_start import spark_defaults
+from stream_consumers.client_config import redact_options
 from stream_consumers.errors import InvalidOptionError, SparkSessionError
 from stream_consumers.urls import check_no_credentials
 from tests.support.held_servers import made
@@ -52,6 +57,32 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_secret_setting_is_in_no_text_of_an_error(name: str) -> None:
     hide({}, {name: SETTINGS[name]}, None)
     assert redacted(f"Spark cannot use {SECRET}") == "Spark cannot use [hidden]"
+
+
+class Emptied(UserDict[str, str]):
+    """An environment from which another thread removes each variable right after its name was read."""
+
+    def __iter__(self) -> Iterator[str]:
+        for name in list(self.data):
+            self.data.pop(name)
+            yield name
+
+
+@pytest.mark.parametrize(
+    "read",
+    [lambda: redact_options("no", {}), lambda: redacted("no"), _otlp_secrets, lambda: object_store_config("s3://b/t")],
+    ids=["options", "settings", "headers", "storage"],
+)
+def test_a_variable_that_is_removed_meanwhile_is_as_if_not_set(
+    read: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["HTTP_PROXY", "AWS_SECRET_ACCESS_KEY", "OTEL_EXPORTER_OTLP_HEADERS"]
+    monkeypatch.setattr("spark_jobs.session.s3_jars", list)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "environ", {})
+        without = read()
+        patched.setattr(os, "environ", Emptied(dict.fromkeys(names, SECRET)))
+        assert read() == without
 
 
 def test_the_address_of_a_metastore_is_shown_without_its_password() -> None:
