@@ -380,7 +380,8 @@ class BatchSource(ClosesOnExit, ABC):
 
         Args:
             facts: the facts at the positions.
-            counts_all: count messages even if that takes long.
+            counts_all: for an accept; count messages even if that takes long, and also return shards whose counts are
+                uncertain, because an epoch that begins too early loses nothing.
         """
         return frozenset()
 
