@@ -46,14 +46,13 @@ from stream_consumers.urls import StreamUrl
 
 CONNECTIONS: dict[str, type[Any]] = {"kafka": KafkaCluster, "redis": RedisServer, "file": StreamFile}
 OPTIONS: dict[str, type[Any]] = {**ALWAYS_SET, "keys": Keys}
-TEMPLATE_MARK = re.compile(r"\{[{%#]")
-"""What begins an expression, a statement or a comment of Jinja."""
 MAX_STREAMS = 500
 """The default of ``max_streams``: loading 500 assets takes about 15 s of CPU time, which grows with the square."""
 _CONFLICT = "another stream or asset has the same name, key or table"
 _PLAIN_STREAM = "stream"
 """The name of a stream that is valid everywhere."""
 _SHOWN = 100
+_WRITTEN = "stream_assets_written_texts"
 _log = logging.getLogger(__name__)
 CATALOGS: dict[str, type[Any]] = {"unity": UnityCatalog, "hive": HiveMetastore}
 
@@ -387,38 +386,40 @@ def _translation_scope(data: StreamTranslatorData) -> Mapping[str, Any]:
     return {"data": data, "stream": ",".join(data.streams)}
 
 
-def _resolve_translation(context: dg.ResolutionContext, given: Any) -> TranslationFn[StreamTranslatorData]:
-    """Return how Dagster changes a spec by these attributes.
+class _WrittenTemplates(dg.ResolutionContext):
+    """A context that renders only the texts of a translation as it is written, not what they have become.
 
-    Dagster renders what a template has made of a key, and what a function has returned, as a template again. Any client
-    that can create a stream chooses its name, so that these texts must not be templates.
+    Dagster would render a key again, and all that a function returns. Any client that can create a stream chooses its
+    name, so that a template in there, also one that appears when the name is rendered or changed, could run code.
     """
+
+    def resolve_value(self, val: Any, as_type: type | None = None) -> Any:
+        """Render a text of the translation, and those within a collection; any other text stays."""
+        if isinstance(val, str) and val not in self.stash[_WRITTEN]:
+            return val
+        return super().resolve_value(val, as_type)
+
+
+def _resolve_translation(context: dg.ResolutionContext, given: Any) -> TranslationFn[StreamTranslatorData]:
     resolver: Any = _dagsters_translation.fn
-    change: TranslationFn[StreamTranslatorData] = resolver.callable(context, given)
-
-    def checked(spec: dg.AssetSpec, data: StreamTranslatorData) -> dg.AssetSpec:
-        scope = context.at_path("translation").with_scope(**_translation_scope(data), spec=spec)
-        made = scope.resolve_value(given if isinstance(given, str) else given.model_dump(exclude_unset=True))
-        if isinstance(made, dg.AssetSpec):
-            return made
-        for text in _texts(made.model_dump(exclude_unset=True) if isinstance(made, BaseModel) else made):
-            if TEMPLATE_MARK.search(text):
-                raise InvalidOptionError(
-                    f"the translation of stream {', '.join(data.streams)!r} has a template in its result",
-                    remedy="Rename the stream, or write a translation whose results have no {{, {% or {#.",
-                )
-        return change(spec, data)
-
-    return checked
+    written = frozenset(_texts(given.model_dump() if isinstance(given, BaseModel) else given))
+    once = _WrittenTemplates(
+        scope=context.scope,
+        path=context.path,
+        source_position_tree=context.source_position_tree,
+        stash={**context.stash, _WRITTEN: written},
+    )
+    change: TranslationFn[StreamTranslatorData] = resolver.callable(once, given)
+    return change
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield the texts within resolved attributes."""
+    """Yield the texts within the value of an attribute."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         yield from chain.from_iterable(map(_texts, value.values()))
-    elif type(value) in (list, tuple):
+    elif isinstance(value, Sequence):
         yield from chain.from_iterable(map(_texts, value))
 
 

@@ -280,18 +280,40 @@ def test_decoders(
         ('{key: "sales/{{ stream }}"}', "sales/orders-eu"),
         ("""{key: "sales/{{ stream | replace('orders-', '') }}"}""", "sales/eu"),
         ("""{key_prefix: ["sales"], key: "{{ stream | replace('orders-', '') }}"}""", "sales/eu"),
-        ("""{deps: ["{{ stream | replace('orders-', '') }}"], key: "sales/{{ stream[7:9] }}"}""", "sales/eu"),
-        (""""{{ {'key': 'sales/' ~ stream.replace('orders-', '')} }}\"""", "sales/eu"),
+        ("""{deps: ["{{ stream[7:] }}"], key: "sales/{{ stream[7:] }}"}""", "sales/eu"),
+        (""""{{ {'key': 'sales/' ~ stream[7:]} }}\"""", "sales/eu"),
+        (""""{{ {'key': 'sales/' ~ stream | length, 'deps': some([stream[7:]])} }}\"""", "sales/9"),
+        ("""{key: "{{ decoded(stream[7:]) }}"}""", "eu"),
+        (""""{{ {'key': decoded(stream[7:])} }}\"""", "eu"),
     ],
 )
-def test_a_stream_whose_name_becomes_a_template_gets_no_asset(
+def test_the_name_of_a_stream_is_never_a_template(
     project: DgProject, monkeypatch: pytest.MonkeyPatch, translation: str, key: str
 ) -> None:
-    names = ["orders-eu", "orders-{{7*7}}", "orders-{%if", "orders-{#", "orders-{orders-{7~7}orders-}"]
+    names = ["orders-eu", "orders-{{7~true}}", "orders-{%if", "orders-{#~#}", "orders-{orders-{7~true}orders-}"]
+    # What decodes it makes a literal of Python of it, and Dagster a template of the literal.
+    names += ["orders-%22%5Cx7b%5Cx7b7~true%5Cx7d%5Cx7d%22", "orders-%28'%7B%7B7~true%7D%7D',%29"]
     monkeypatch.setattr(StreamIngestionComponent, "_all_streams", lambda self: names)
+    project.write(
+        "defs/shop/names.py",
+        """
+        from collections import deque
+        from urllib.parse import unquote
+        import dagster as dg
+
+        @dg.template_var
+        def decoded():
+            return unquote
+
+        @dg.template_var
+        def some():
+            return deque
+        """,
+    )
     loaded = load(
         project,
         """
+        template_vars_module: .names
         attributes:
           connection: {type: redis, address: "localhost:1"}
           lake: /lake
@@ -299,9 +321,10 @@ def test_a_stream_whose_name_becomes_a_template_gets_no_asset(
             - {pattern: orders-*, translation: TRANSLATION}
         """.replace("TRANSLATION", translation),
     )
-    keys = {found.to_user_string() for found in loaded.resolve_asset_graph().materializable_asset_keys}
+    graph = loaded.resolve_asset_graph()
+    keys = {found.to_user_string() for found in graph.get_all_asset_keys()}
     assert key in keys
-    assert not any("77" in found or "{" in found for found in keys)
+    assert not any("7True" in found for found in keys)
 
 
 def test_lists_patterns_defaults_and_names(project: DgProject) -> None:
