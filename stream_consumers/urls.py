@@ -34,7 +34,7 @@ _ANY_KEYS = frozenset({"redis", "rediss"})
 _UNSHOWN = re.compile(r"[@%;#?=]|:(?!//|[0-9])")
 # A client may not decode the "@" of an address.
 _LAST_AT = re.compile(r"(.*)(?:@|%40)", re.IGNORECASE | re.DOTALL)
-_HOST = re.compile(r"\A[^/?#]*")
+_AFTER_HOST = re.compile(r"[/?#]+")
 _BETWEEN_WORDS = re.compile(r"[\s:@/?#\\\[\]]+")
 _HOST_AND_NUMBER = re.compile(r"[\w.-]+:[0-9]+")
 NOT_SHOWN = "it is not shown, because it may contain a secret"
@@ -146,7 +146,8 @@ def passwords(text: str) -> Iterator[str]:
 def address_secrets(address: str) -> set[str]:
     """Return what may be secret in an address: all before its last ``@``, whole and in parts, and all after its host.
 
-    If a password contains unescaped characters, a client takes its parts for a host, a port or a path.
+    If a password contains unescaped characters, a client takes its parts for a host, a port or a path. If what follows
+    the ``@`` does not begin with a host, the whole address may be secret.
 
     Example:
         >>> sorted(address_secrets("http://me:hun#ter2@server:4318/key"))
@@ -154,10 +155,12 @@ def address_secrets(address: str) -> set[str]:
     """
     rest = address.partition("://")[2] or address
     found = _LAST_AT.match(rest)
-    credentials, server = (found[1], rest[found.end() :]) if found else ("", rest)
+    credentials, place = (found[1], rest[found.end() :]) if found else ("", rest)
+    server, *behind = _AFTER_HOST.split(place.rstrip("/?#"), maxsplit=1)
+    if not is_server(server):
+        credentials, behind = rest, []
     password = credentials.partition(":")[2] or credentials
-    behind = _HOST.sub("", server).strip("/?#")
-    secrets = {credentials, password, behind, *_BETWEEN_WORDS.split(password)}
+    secrets = {credentials, password, *behind, *_BETWEEN_WORDS.split(password)}
     # One character would be hidden in many places. Clients write hosts in lower case.
     return {one for secret in secrets if len(secret) > 1 for one in (secret, secret.lower())}
 

@@ -141,16 +141,24 @@ def test_a_proxy_of_the_environment_that_repeats_the_request_shows_no_secret(
         assert [secret for secret in (password, coded) if secret[-8:] in shown] == []
 
 
-@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize(
+    ("client", "proxy"),
+    [
+        *((client, "http:/me:{secret}@127.0.0.1:1") for client in CLIENTS),
+        ("unity", "http://127.0.0.1:1:me:{secret}"),
+        ("unity", "127.0.0.1:1:me:{secret}"),
+        ("unity", "http://me:{secret}/127.0.0.1:1"),
+    ],
+)
 def test_a_mistyped_proxy_of_the_environment_is_reported_without_its_password(
-    client: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    client: str, proxy: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HTTP_PROXY", "http:/me:pass-of-the-proxy@127.0.0.1:1")
+    monkeypatch.setenv("HTTP_PROXY", proxy.format(secret="pass-of-the-proxy"))
     monkeypatch.setattr(catalogs, "_OPENER", build_opener(catalogs._RefuseRedirects))
     caplog.set_level(logging.DEBUG)
-    with pytest.raises((CatalogUnavailableError, SchemaRegistryError)) as raised:
+    with pytest.raises(StreamAssetsError) as raised:
         CLIENTS[client](f"http://{client}.example")
     assert "of-the-proxy" not in f"{kept(raised.value)} {caplog.text}"
 
