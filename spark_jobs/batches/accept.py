@@ -431,10 +431,10 @@ def _remembered(
     found: dict[Shard, dict[LastMessage, tuple[int, PositionFacts] | None]] = {shard: {} for shard in shards}
     with suppress(LedgerTruncatedError, LedgerUnreadableError, RestoreTargetError):
         for entry in (commit.entry for commit in ledger.surviving(state.version) if commit.entry):
+            facts = position_facts_in(entry.hint) if entry.last_messages or entry.state else {}
             for shard, one in (entry.state or {}).items():
                 if shard in found and one.last is not None:
-                    found[shard].setdefault(one.last, None)
-            facts = position_facts_in(entry.hint) if entry.last_messages else {}
+                    found[shard].setdefault(one.last, facts.get(shard))
             for shard in found.keys() & entry.last_messages.keys():
                 found[shard][entry.last_messages[shard]] = facts.get(shard)
     return found

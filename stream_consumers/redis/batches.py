@@ -491,8 +491,11 @@ class RedisBatchSource(BatchSource):
             if now.held_from(position) is None and now.added - known.added > EXACT_COUNT and not counts_all:
                 continue  # A later batch finds it: what one counts too few, all later ones do.
             now, _, most = self._look(shard, position)
-            removed = 0 if now.is_complete_from(position) else max(0, (now.removed or 0) - known.removed)
-            is_late = (now.added or 0) - known.added - most > removed
+            missing = (now.added or 0) - known.added - most
+            if now.is_complete_from(position):
+                is_late = missing != 0
+            else:
+                is_late = missing > max(0, (now.removed or 0) - known.removed)
             if is_late or (counts_all and self._contradicts(shard, position, known)):
                 found.add(shard)
         return frozenset(found)

@@ -17,7 +17,13 @@ from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.run_ingestion import _accept_truncation
 from stream_consumers.batches import Range, position_facts_in
 from stream_consumers.create import StreamSource, open_batch_source
-from stream_consumers.errors import DataLossError, InvalidOptionError, LedgerTruncatedError, SourceRecreatedError
+from stream_consumers.errors import (
+    DataLossError,
+    InvalidOptionError,
+    LedgerTruncatedError,
+    SourceRecreatedError,
+    SourceTruncatedError,
+)
 from stream_consumers.messages import Shard
 from stream_consumers.redis.entries import to_sequence
 from stream_consumers.urls import StreamUrl
@@ -145,10 +151,11 @@ def test_a_failover_repeats_no_entry_although_some_are_gone(
 
 @pytest.mark.parametrize(("lost", "late"), [(0, 1), (2, 1), (3, 2), (6, 1), (1, 5), (3, 5)])
 @pytest.mark.parametrize("is_deleted", [False, True])
+@pytest.mark.parametrize("new", [0, 3, 9])
 def test_an_accept_reads_what_was_sent_late_before_the_last_entry_was_sent_again(
-    group: RedisGroup, lost: int, late: int, is_deleted: bool
+    group: RedisGroup, lost: int, late: int, new: int, is_deleted: bool
 ) -> None:
-    """Several batches are lost, and only the last entry of them is sent again."""
+    """Several batches are lost, and only the last entry of them is sent again; ``new`` ones follow."""
     dump, milliseconds = group.dump(0), group.milliseconds
     for _ in range(lost + 1):
         group.milliseconds += 10
@@ -158,8 +165,8 @@ def test_an_accept_reads_what_was_sent_late_before_the_last_entry_was_sent_again
     last, group.milliseconds = group.milliseconds, milliseconds
     group.add(late, 0)
     group.milliseconds = last - 1
-    group.add(1, 0)
-    with pytest.raises(SourceRecreatedError):
+    group.add(1 + new, 0)
+    with pytest.raises((SourceRecreatedError, SourceTruncatedError)):
         group.losses()
     if is_deleted:
         group.milliseconds += 10

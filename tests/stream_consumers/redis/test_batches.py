@@ -184,23 +184,25 @@ def test_a_server_that_has_lost_entries_that_were_read_is_another_whatever_is_de
     assert reader.read() == {reader.shard}
 
 
-def send_late(reader: Reader) -> None:
-    """After a failover, an older entry is sent, and then the last one that was read again."""
+def send_late(reader: Reader, lost: int = 1) -> None:
+    """After a failover lost so many entries, an older one is sent, and then the last one that was read again."""
     reader.read()
     older = reader.client.dump(reader.name)
-    reader.client.xadd(reader.name, {"msg": b"{}"}, id="9000000000000-1")
+    for number in range(1, lost + 1):
+        reader.client.xadd(reader.name, {"msg": b"{}"}, id=f"9000000000000-{number}")
     assert reader.read() == frozenset()
     reader.go_back(older)
-    for number in range(2):
+    for number in (0, lost):
         reader.client.xadd(reader.name, {"msg": b"{}"}, id=f"9000000000000-{number}")
 
 
+@pytest.mark.parametrize("lost", [1, 3, 5])
 @pytest.mark.parametrize("removed", ["nothing", "trimmed", "deleted"])
-@pytest.mark.parametrize("new", [0, 3])
+@pytest.mark.parametrize("new", [0, 3, 9])
 def test_a_server_that_has_got_a_late_entry_before_the_position_is_another(
-    reader: Reader, new: int, removed: str
+    reader: Reader, new: int, removed: str, lost: int
 ) -> None:
-    send_late(reader)
+    send_late(reader, lost)
     reader.add(new)
     if removed == "trimmed":
         reader.trim(new + 1)
