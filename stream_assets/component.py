@@ -397,7 +397,7 @@ class _WrittenTemplates(dg.ResolutionContext):
         """Render a text of the translation, and those within a collection; any other text stays."""
         if isinstance(val, str) and val not in self.stash[_WRITTEN]:
             return val
-        return super().resolve_value(val, as_type)
+        return super().resolve_value(val)
 
 
 def _resolve_translation(context: dg.ResolutionContext, given: Any) -> TranslationFn[StreamTranslatorData]:
