@@ -115,7 +115,8 @@ def test_replays_and_rewinds_outlive_an_outage(spark: SparkSession, folder: Path
     stream.drain(spark)
     what = stream.ingestion(20, retry_seconds=BUDGET_SECONDS)
     with stream.source.open() as opened:
-        watch = stopping(server, Step.PLANNED, 2)
+        # The replay writes the batches 3 to 5.
+        watch = stopping(server, Step.PLANNED, 4)
         job = ReplayJob(spark, opened, what, Replay(), observer=watch)
         reports = reports_when_waiting(batch_events(job), server.start_when_told)
         assert sum(report.replaced or 0 for report in reports) == 60
