@@ -32,10 +32,11 @@ SECRET_PARAMETER = r"[?&;][\w.-]*(?:password|pwd|pw|token|secret|sig|signature|k
 _ANY_KEYS = frozenset({"redis", "rediss"})
 # Characters that may belong to, or precede, a password.
 _UNSHOWN = re.compile(r"[@%;#?=]|:(?!//|[0-9])")
-# A client may not decode the "@" of an address.
-_LAST_AT = re.compile(r"(.*)(?:@|%40)", re.IGNORECASE | re.DOTALL)
+_ADDRESS_SCHEME = re.compile(rf"\A\s*{_SCHEME.pattern}://")
+# A client may decode an "@" that is encoded, or not.
+_AT = re.compile(r"@|%40")
 _AFTER_HOST = re.compile(r"[/?#]+")
-_BETWEEN_WORDS = re.compile(r"[\s:@/?#\\\[\]]+")
+_BETWEEN_WORDS = re.compile(rf"[\s:/?#\\\[\]]|{_AT.pattern}")
 _HOST_AND_NUMBER = re.compile(r"[\w.-]+:[0-9]+")
 NOT_SHOWN = "it is not shown, because it may contain a secret"
 CREDENTIALS = "contains a user or a password, or an '@' that may belong to one"
@@ -144,23 +145,27 @@ def passwords(text: str) -> Iterator[str]:
 
 
 def address_secrets(address: str) -> set[str]:
-    """Return what may be secret in an address: all before its last ``@``, whole and in parts, and all after its host.
+    """Return what may be secret in an address: its credentials, whole and in parts, and all after its host.
 
-    If a password contains unescaped characters, a client takes its parts for a host, a port or a path. If what follows
-    the ``@`` does not begin with a host, the whole address may be secret.
+    The host of ``[scheme://][user:password@]host[:port][/path]`` is not secret, if no ``@`` follows it. Clients
+    disagree about where the credentials of any other address begin and end, so each part of it may be secret.
 
     Example:
-        >>> sorted(address_secrets("http://me:hun#ter2@server:4318/key"))
-        ['hun', 'hun#ter2', 'key', 'me:hun#ter2', 'ter2']
+        >>> sorted(address_secrets("http://me:hun@ter2@server:4318/key"))
+        ['hun', 'hun@ter2', 'key', 'me:hun@ter2', 'ter2']
+        >>> sorted(address_secrets("http://server/me@key"))
+        ['key', 'me', 'me@key', 'server', 'server/me', 'server/me@key']
     """
-    rest = address.partition("://")[2] or address
-    found = _LAST_AT.match(rest)
-    credentials, place = (found[1], rest[found.end() :]) if found else ("", rest)
-    server, *behind = _AFTER_HOST.split(place.rstrip("/?#"), maxsplit=1)
-    if not is_server(server):
-        credentials, behind = rest, []
-    password = credentials.partition(":")[2] or credentials
-    secrets = {credentials, password, *behind, *_BETWEEN_WORDS.split(password)}
+    rest = _ADDRESS_SCHEME.sub("", address).strip()
+    authority, *behind = _AFTER_HOST.split(rest.rstrip("/?#"), maxsplit=1)
+    credentials, _, server = authority.rpartition("@")
+    if is_server(server) and not any(map(_AT.search, behind)):
+        password = credentials.partition(":")[2] or credentials
+        secrets = {credentials, password, *behind, *_BETWEEN_WORDS.split(password)}
+    else:
+        begins = [0, *(found.end() for found in _BETWEEN_WORDS.finditer(rest))]
+        ends = [*(found.start() for found in _AT.finditer(rest)), len(rest)]
+        secrets = {rest[begin:end] for begin in begins for end in ends} | {*_BETWEEN_WORDS.split(rest)}
     # One character would be hidden in many places. Clients write hosts in lower case.
     return {one for secret in secrets if len(secret) > 1 for one in (secret, secret.lower())}
 

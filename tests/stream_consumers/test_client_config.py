@@ -159,7 +159,7 @@ def test_the_text_of_a_client_is_repeated_without_values(name: str, value: str, 
         ({"password": "true,hunter2", "debug": "hunter2://x"}, "true: hunter2", "true: [hidden]"),
         ({"AWS_PROFILE": "a?key=hunter2"}, "no profile hunter2", "no profile [hidden]"),
         ({"ssl.keystore": "-----BEGIN KEY----- hunter2"}, "no file hunter2", "no file [hidden]"),
-        ({"proxy": "http://me:hun#ter2@h"}, "Failed to parse: 'me:hun'", "Failed to parse: 'me:[hidden]'"),
+        ({"proxy": "http://me:hun#ter2@h"}, "Failed to parse: 'me:hun'", "Failed to parse: '[hidden]:[hidden]'"),
         ({"plugin.library": "/opt/kafka/lib"}, "kafka needs lib in /opt/kafka/lib", "kafka needs lib in [hidden]"),
     ],
 )
@@ -176,9 +176,66 @@ def test_the_credentials_of_a_proxy_in_the_environment_are_hidden(
     variable: str, scheme: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, f"{scheme}me:hun/ter2@proxy:3128")
-    said = redact_options(f"the proxy proxy:3128 answers {text}", {})
-    assert said.startswith("the proxy proxy:3128 answers ")
+    said = redact_options(f"not allowed: {text}", {})
+    assert said.startswith("not allowed: ")
     assert [part for part in ("hun", "ter2", "aHVu", "L3Rl") if part in said] == []
+
+
+@pytest.mark.parametrize("scheme", ["", "http://", "socks5h://", " http://"])
+@pytest.mark.parametrize("end", ["", "/", "/path", "?key=value", " ", "\n", "/\n"])
+def test_the_host_of_a_proxy_is_shown(scheme: str, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", f"{scheme}me:h7%2Fx@proxy:3128{end}")
+    said = "proxy:3128 answers me: h7/x, h7%2Fx, bWU6aDcveA=="
+    assert redact_options(said, {}) == "proxy:3128 answers me: [hidden], [hidden], [hidden]=="
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        # Clients take what follows the "@" for a host and its port.
+        "http://me:h7x2q@proxy:3128 ",
+        "http://me:h7x2q@proxy:3128\n",
+        "http://me:h7x2q@proxy:003128",
+        "http://me:h7x2q@proxy:+3128",
+        "http://me:h7x2q@proxy:3128,",
+        "http://me:h7x2q@proxy:3128%40x",
+        "http://me:h7x2q@proxy:3128/x%40y",
+        "http://me:h7x2q@proxy:3128/x@y",
+        "http://me:h7x2q@proxy:3128?x@y",
+        "http://me:h7x2q@proxy:3128#x@y",
+        # Clients disagree about where the credentials begin.
+        "//me:h7x2q@proxy:3128",
+        "http:/me:h7x2q@proxy:3128",
+        "http:///me:h7x2q@proxy:3128",
+    ],
+)
+def test_the_pair_of_a_user_and_a_password_is_hidden_if_the_host_is_unclear(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", address)
+    assert redact_options("no h7x2q or bWU6aDd4MnE=", {}) == "no [hidden] or [hidden]="
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        # What follows the "@" may be no host.
+        "http://proxy:3128/x@h7x2q",
+        "http://proxy:3128?x@h7x2q",
+        "http://proxy:3128#x@h7x2q",
+        "proxy:3128/x%40h7x2q",
+        "http://proxy:3128@me:h7x2q",
+        # What precedes "://" may be no scheme.
+        "me:h7x2q://k4m@proxy:3128",
+        "//me:h7x2q://k4m@proxy:3128",
+        "http//me:h7x2q://k4m@proxy:3128",
+    ],
+)
+def test_no_part_of_an_ambiguous_address_is_shown(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", address)
+    said = redact_options(f"not allowed: h7x2q in {address}", {})
+    assert said.startswith("not allowed: [hidden] in ")
+    assert [part for part in ("h7x2q", "k4m", "3128") if part in said] == []
 
 
 # Users, roles, paths, switches, and addresses without a password.

@@ -229,6 +229,8 @@ def test_an_address_is_logged_without_what_follows_its_host(place: str, unset: p
         (VARIABLES[0], "http://127.0.0.1:1/hunter2%2bx/y"),
         (VARIABLES[0], "http://127.0.0.1:1/x/../hunter2/y"),
         (VARIABLES[0], "http://127.0.0.1:1:hunter2-of"),
+        (VARIABLES[0], "127.0.0.1:1/x@hunter2"),
+        (VARIABLES[0], "me:hunter2://the-lake@127.0.0.1:1"),
         ("HTTP_PROXY", "http://me:hunter2/x@127.0.0.1:1"),
         ("HTTP_PROXY", "http://127.0.0.1:1:me:hunter2-of"),
         ("HTTP_PROXY", "http://me:hunter2-of/127.0.0.1:1"),
