@@ -58,6 +58,11 @@ _TOO_LONG = re.compile(rb"[\x80-\xff]{9}[\x02-\xff]")
 _NEGATIVE = re.compile(b"[%s](?:\x01|\x81\x80*\x00)" % re.escape(bytes(range(0x81, 0x100, 2))))
 MAX_DEFAULT_LENGTH = 10_000
 """The longest default of a field, in characters, with the defaults within it: each row can have it many times."""
+# The types of the library that have the same bytes; an enum becomes the number of its symbol.
+_SCALARS = {
+    "enum": "int",
+    **{kind: kind for kind in ("null", "int", "long", "float", "double", "bytes", "string")},
+}
 # The size of values of these types in bytes; values of other types begin with their size.
 _SIZES = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 MAX_MEMORY_PER_BYTE = 2048
@@ -203,7 +208,7 @@ class _LibrarySchema:
         elif kind.kind in ("boolean", "fixed"):
             made = {"type": "fixed", "name": self._name(), "size": 1 if kind.kind == "boolean" else kind.size}
         else:
-            made = "int" if kind.kind == "enum" else kind.kind
+            made = _SCALARS[kind.kind]
         return made
 
     def _union(self, kind: AvroType) -> list[Any]:

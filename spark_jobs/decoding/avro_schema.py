@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from spark_jobs.decoding.ddl import MAX_COLUMN_NAME_LENGTH, check_distinct, column_ddl, first_duplicate, struct_ddl
@@ -13,7 +13,6 @@ from spark_jobs.decoding.schema_limits import (
     TYPE_WEIGHT,
     cached_by_size,
     check_weight,
-    parts_of_document,
     schema_document,
     schema_use,
 )
@@ -34,7 +33,12 @@ _PRIMITIVES = {
     "bytes": "BINARY",
     "string": "STRING",
 }
-_DEFINING = ("record", "error", "enum", "fixed", "array", "map", *_PRIMITIVES)
+# The attributes of types and fields that a schema is made of, and those of them that hold further types or fields.
+_ATTRIBUTES = (
+    *("type", "name", "namespace", "aliases", "fields", "default", "items", "values", "symbols", "size"),
+    *("logicalType", "precision", "scale"),
+)
+_NESTING = ("type", "fields", "items", "values")
 _TIMES = {"timestamp": "TIMESTAMP", "local-timestamp": "TIMESTAMP_NTZ"}
 _UNITS = ("millis", "micros", "nanos")
 # The types that each logical type may annotate; Avro ignores it on other types.
@@ -145,6 +149,9 @@ def _length(texts: Iterable[str]) -> int:
     return sum(len(text) + 1 for text in texts)
 
 
+_SIMPLE = {kind: AvroType(kind) for kind in ("null", *_PRIMITIVES)}
+
+
 @cached_by_size(lambda tree: 0)
 def parse_avro(stored: StoredSchema) -> AvroType:
     """Parse a schema.
@@ -163,16 +170,25 @@ def parse_avro(stored: StoredSchema) -> AvroType:
 
 
 def _document(text: str) -> Any:
-    """Parse the JSON of a schema. Reject long names, because a namespace is repeated in each type within it."""
-    document = schema_document(text)
-    level = [document]
-    while level:
-        for one in level:
-            names = (one.get("name"), one.get("namespace")) if isinstance(one, dict) else ()
-            if any(isinstance(name, str) and len(name) > MAX_COLUMN_NAME_LENGTH for name in names):
-                raise ValueError(f"a name is longer than {MAX_COLUMN_NAME_LENGTH} characters")
-        level = parts_of_document(level)
-    return document
+    """Parse the JSON of a schema."""
+    return _own_attributes(schema_document(text))
+
+
+def _own_attributes(part: Any) -> Any:
+    """Drop the attributes of types and fields that Avro does not know, and reject long names.
+
+    The library has attributes of its own, with which a schema says that it need not be checked. A name must not be
+    long, because a namespace is repeated in each type within it.
+    """
+    if isinstance(part, list):
+        return [_own_attributes(one) for one in part]
+    if not isinstance(part, dict):
+        return part
+    for name in (part.get("name") or "", part.get("namespace") or ""):
+        if not isinstance(name, str) or len(name) > MAX_COLUMN_NAME_LENGTH:
+            raise ValueError(f"a name is no text, or is longer than {MAX_COLUMN_NAME_LENGTH} characters")
+    own = {name: part[name] for name in _ATTRIBUTES if name in part}
+    return {name: _own_attributes(value) if name in _NESTING else value for name, value in own.items()}
 
 
 class _TypeBuilder:
@@ -184,16 +200,12 @@ class _TypeBuilder:
 
     def node(self, schema: Any, above: tuple[str, ...]) -> AvroType:
         if isinstance(schema, str):
-            if schema not in self._made:
-                named = self._named.get(schema)
-                self._made[schema] = AvroType(schema) if named is None else self.node(named, above)
-            found = self._made[schema]
-        elif isinstance(schema, dict) and schema["type"] not in _DEFINING:
-            found = self.node(schema["type"], above)
+            made = _SIMPLE.get(schema) or self._made.get(schema)
+            found = made or self._defined(self._named[schema], above)
         else:
             found = self._defined(schema, above)
-            if found.name:
-                self._made[found.name] = found
+        if found.name:
+            self._made[found.name] = found
         check_weight("Avro", found.weight, found.depth)
         return found
 
@@ -207,21 +219,24 @@ class _TypeBuilder:
         if kind in ("array", "map"):
             return AvroType(kind, parts=(self.node(schema["items" if kind == "array" else "values"], above),))
         name = schema.get("name", "")
-        aliases = tuple(schema.get("aliases", ()))
+        aliases = _texts(schema.get("aliases", []), "aliases")
         if kind == "record":
             if name in above:
                 raise SchemaMismatchError(
                     f"the Avro record {name} contains itself, but columns cannot",
                     remedy="Use a reader's schema without that field; or keep the bytes with Raw().",
                 )
+            names = _texts([field["name"] for field in schema["fields"]], "names of fields")
+            if len(set(names)) < len(names):
+                raise ValueError(f"the record {name} has two fields of one name")
             fields = tuple(self._field(field, (*above, name)) for field in schema["fields"])
             return AvroType(kind, name, fields=fields, aliases=aliases)
         if kind == "enum":
-            symbols = tuple(schema["symbols"])
+            symbols = _texts(schema["symbols"], "symbols")
             if max(map(len, (*symbols, schema.get("default") or "")), default=0) > MAX_COLUMN_NAME_LENGTH:
                 raise ValueError(f"a symbol is longer than {MAX_COLUMN_NAME_LENGTH} characters")
             return AvroType(kind, name, symbols=symbols, default=schema.get("default"), aliases=aliases)
-        size = schema.get("size", 0) if kind == "fixed" else 0
+        size = _whole(schema, "size") if kind == "fixed" else 0
         if not 0 <= size <= MAX_FIXED_BYTES:
             raise SchemaMismatchError(
                 f"the Avro type {name} has a fixed size of {size} bytes",
@@ -231,7 +246,21 @@ class _TypeBuilder:
 
     def _field(self, field: Mapping[str, Any], above: tuple[str, ...]) -> AvroField:
         default = json.dumps(field["default"]) if "default" in field else None
-        return AvroField(field["name"], self.node(field["type"], above), tuple(field.get("aliases", ())), default)
+        aliases = _texts(field.get("aliases", []), "aliases")
+        return AvroField(field["name"], self.node(field["type"], above), aliases, default)
+
+
+def _texts(values: Any, what: str) -> tuple[str, ...]:
+    if not isinstance(values, list) or not all(isinstance(one, str) for one in values):
+        raise ValueError(f"the {what} are no list of texts")
+    return tuple(values)
+
+
+def _whole(schema: Mapping[str, Any], name: str) -> int:
+    value = schema.get(name, 0)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"the {name} is no whole number")
+    return value
 
 
 def _with_logical(schema: Mapping[str, Any], plain: AvroType) -> AvroType:
@@ -242,15 +271,8 @@ def _with_logical(schema: Mapping[str, Any], plain: AvroType) -> AvroType:
     needed = {"uuid": UUID_BYTES, "duration": DURATION_BYTES}.get(logical, plain.size)
     if plain.kind == "fixed" and plain.size != needed:
         return plain
-    return AvroType(
-        plain.kind,
-        plain.name,
-        logical,
-        precision=schema.get("precision", 0),
-        scale=schema.get("scale", 0),
-        size=plain.size,
-        aliases=plain.aliases,
-    )
+    precision, scale = (_whole(schema, name) if logical == "decimal" else 0 for name in ("precision", "scale"))
+    return replace(plain, logical=logical, precision=precision, scale=scale)
 
 
 def columns_ddl(schema: AvroType, column: str | None) -> str:

@@ -6,15 +6,19 @@ import json
 import os
 import threading
 import tracemalloc
+from functools import partial
 
+import fastavro
+import pyarrow as pa
 import pytest
 
 from spark_jobs.decoding import avro_schema, protobuf_schema, schema_limits
 from spark_jobs.decoding import schema_registry as registries
-from spark_jobs.decoding.avro import Avro
+from spark_jobs.decoding.avro import Avro, avro_decoding
 from spark_jobs.decoding.avro_resolution import default_of
-from spark_jobs.decoding.avro_schema import parse_avro
+from spark_jobs.decoding.avro_schema import columns_ddl, parse_avro
 from spark_jobs.decoding.isolated_process import limited_memory
+from spark_jobs.decoding.isolation import decode_isolated
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.decoding.json_schema import JsonSchema, cpu_limit
 from spark_jobs.decoding.protobuf import Protobuf, message_check
@@ -219,6 +223,102 @@ def test_a_subject_with_a_schema_that_cannot_be_used_is_refused(registry, kind, 
     registry.serializes = False
     with pytest.raises(SchemaMismatchError), cpu_limit(10):
         decoder_of(registry, kind).resolved().ddl()
+
+
+# What fastavro adds to a schema that it has parsed: it believes this, and checks nothing.
+PARSED = {"__fastavro_parsed": True, "__named_schemas": {}}
+RECURSIVE = record(field("long"), field(record(field({"type": "array", "items": "type_0"}, "y"), name="type_0"), "x"))
+UNKNOWN = record(field("long"), field("type_0", "x"))
+UNCHECKED = {
+    "recursion": RECURSIVE | PARSED,
+    "recursion in a union": ["null", RECURSIVE | PARSED],
+    "recursion within": record(field("long"), field({**RECURSIVE, "name": "S", **PARSED}, "s")) | PARSED,
+    "recursion of what it names": {
+        **record(field("long"), field("type_0", "x")),
+        **PARSED,
+        "__named_schemas": {"type_0": RECURSIVE["fields"][1]["type"]},
+    },
+    "an unknown name": UNKNOWN | PARSED,
+    "an unknown name in a union": ["null", UNKNOWN | PARSED],
+    "an unknown name in a union in a union": [["null", UNKNOWN | PARSED]],
+    "an unknown name within": record(field("long"), field({**UNKNOWN, "name": "S", **PARSED}, "s")) | PARSED,
+    "symbols that are lists": record(field({"type": "enum", "name": "E", "symbols": [[1]]})) | PARSED,
+    "symbols that are one text": record(field({"type": "enum", "name": "E", "symbols": "ab"})),
+    "a symbol twice": record(field({"type": "enum", "name": "E", "symbols": ["a", "a"]})) | PARSED,
+    "a field twice": record(field("long"), field("long")),
+    "a field without a name": record(field("long"), field("long", None)),
+    "a fixed of half a byte": record(field({"type": "fixed", "name": "F", "size": 1.5})),
+    "a fixed of true": record(field({"type": "fixed", "name": "F", "size": True})),
+    "a scale of text": record(field({"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": ""})),
+    "an alias that is a number": record({**field("long"), "aliases": [1]}),
+    "aliases that are one text": {**record(field("long")), "aliases": "ab"},
+    "a namespace that is a list": {**record(field("long")), "namespace": ["n" * 100_000]},
+}
+
+
+@pytest.mark.parametrize("schema", UNCHECKED.values(), ids=UNCHECKED)
+def test_an_avro_schema_cannot_say_that_it_is_checked(schema):
+    with pytest.raises(SchemaMismatchError):
+        parse_avro(StoredSchema("AVRO", json.dumps(schema)))
+
+
+@pytest.mark.parametrize("schema", [RECURSIVE, UNKNOWN], ids=["recursion", "an unknown name"])
+def test_a_reference_of_an_avro_schema_cannot_say_that_it_is_checked(schema):
+    reference = StoredSchema("AVRO", json.dumps({**schema, **PARSED, "__named_schemas": {"R": schema}}))
+    with pytest.raises(SchemaMismatchError):
+        parse_avro(StoredSchema("AVRO", json.dumps(record(field("R"), name="Q")), (("R", reference),)))
+
+
+@pytest.mark.parametrize("body", [b"\2", b"\2" * 300_000], ids=len)
+def test_messages_of_a_recursive_avro_schema_are_dead_letters_and_end_no_process(registry, body):
+    good = framed(registry.register("good-value", GOOD["AVRO"][1]), GOOD["AVRO"][2])
+    recursive = record(field("long"), field(record(field("type_0", "y"), name="type_0"), "x"))
+    bad = framed(registry.register("bad-value", json.dumps(recursive | PARSED)), body)
+    decoder = decoder_of(registry, "AVRO").resolved()
+    # One message more than may end a process, each in a block of its own.
+    blocks = [pa.record_batch({"payload": [payload]}) for payload in [good, *[bad] * 25, good]]
+    found = pa.Table.from_batches(decode_isolated(blocks, partial(decoded_block, decoder), crashed)).to_pylist()
+    assert [row["id"] for row in found] == [7, *[None] * 25, 7]
+    assert [row["error"] is None for row in found] == [True, *[False] * 25, True]
+    assert "crashed" not in {row["error"] for row in found}
+
+
+def decoded_block(decoder, block):
+    decoded = decoder.decode(block["payload"], pa.schema({"id": pa.int64()}))
+    return pa.record_batch({"id": decoded.columns[0], "error": decoded.errors})
+
+
+def crashed(message, reason):
+    return pa.record_batch({"id": pa.nulls(1, pa.int64()), "error": ["crashed"]})
+
+
+def test_a_name_that_is_that_of_a_simple_type_means_the_simple_type():
+    schema = record(field(record(field("string", "a"), name="int"), "x"), field("int"))
+    assert decode(Avro(schema), [b"\2z\x0e"]) == ([{"x": {"a": "z"}, "id": 7}], [None])
+
+
+def test_attributes_that_avro_does_not_know_are_ignored_and_data_is_left():
+    odd = {"__x": 1, "-flag": [], "connect.name": "c", "doc": "__fastavro_parsed", **PARSED}
+    marks = list(PARSED)
+    symbols = {"type": "enum", "name": "E", "symbols": marks, "default": marks[0], **odd}
+    more = {**field({"type": "map", "values": "boolean", **odd}, "more"), "default": {marks[0]: True}, **odd}
+    inner = {**record(field("string", "name"), field("string", marks[1]), name="I"), **odd}
+    default = {"name": "d" * 2000, marks[1]: "n"}
+    writer = record({**field({"type": "long", **odd}), **odd}, {**field(symbols, marks[0]), **odd}) | odd
+    reader = {**writer, "fields": [*writer["fields"], more, {**field(inner, "inner"), "default": default}]}
+    own, written = (StoredSchema("AVRO", json.dumps(one)) for one in (reader, writer))
+    schema = arrow_columns(columns_ddl(parse_avro(own), None))
+    columns, errors = avro_decoding(written, own, schema, False).decode(pa.array([b"\x0e\2"]))
+    expected = {"id": 7, marks[0]: marks[1], "more": [(marks[0], True)], "inner": default}
+    assert errors.to_pylist() == [None]
+    assert pa.RecordBatch.from_arrays(columns, schema=schema).to_pylist() == [expected]
+
+
+def test_a_schema_that_fastavro_has_parsed_is_a_schema():
+    enum = {"type": "enum", "name": "E", "symbols": ["A", "B"]}
+    parsed = fastavro.parse_schema({**record(field(enum), field("E", "b")), "namespace": "n"})
+    assert parsed["__fastavro_parsed"]
+    assert decode(Avro(parsed), [b"\0\2"]) == ([{"id": "A", "b": "B"}], [None])
 
 
 def test_a_default_of_many_records_with_defaults_of_their_own_is_refused():
