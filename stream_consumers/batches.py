@@ -373,17 +373,22 @@ class BatchSource(ClosesOnExit, ABC):
         """
         return frozenset()
 
-    def with_late_messages(self, facts: FactsByShard, *, counts_all: bool) -> frozenset[Shard]:
-        """Return the shards that got messages before these positions after a batch had these facts there.
+    def with_late_messages(
+        self, facts: Mapping[Shard, Collection[tuple[int, PositionFacts]]], *, counts_all: bool
+    ) -> Mapping[Shard, int]:
+        """Return the shards that got messages before one of these positions after a batch had these facts there.
 
         The result refers to the last :meth:`extents` or :meth:`plan`.
 
         Args:
-            facts: the facts at the positions.
+            facts: positions, and the facts at each.
             counts_all: for an accept; count messages even if that takes long, and also return shards whose counts are
                 uncertain, because an epoch that begins too early loses nothing.
+
+        Returns:
+            The first such position of each of these shards.
         """
-        return frozenset()
+        return {}
 
     def last_messages(self, ranges: Mapping[Shard, Range]) -> Mapping[Shard, LastMessage]:
         """Return the last message that the stream now holds in each range, within the last :meth:`extents`.

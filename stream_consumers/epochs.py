@@ -8,7 +8,7 @@ so the first epoch has the stream's own name, and later epochs have names that a
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -20,8 +20,8 @@ from stream_consumers.batches import (
     BatchSource,
     CountedSplit,
     Extent,
-    FactsByShard,
     LastMessage,
+    PositionFacts,
     Range,
     Resume,
     Split,
@@ -283,10 +283,12 @@ class EpochSource(BatchSource):
         """See :meth:`stream_consumers.batches.BatchSource.recreated`."""
         return frozenset(map(self._names.to_epoch, self._source.recreated(self._names.all_to_streams(positions))))
 
-    def with_late_messages(self, facts: FactsByShard, *, counts_all: bool) -> frozenset[Shard]:
+    def with_late_messages(
+        self, facts: Mapping[Shard, Collection[tuple[int, PositionFacts]]], *, counts_all: bool
+    ) -> Mapping[Shard, int]:
         """See :meth:`stream_consumers.batches.BatchSource.with_late_messages`."""
         found = self._source.with_late_messages(self._names.all_to_streams(facts), counts_all=counts_all)
-        return frozenset(map(self._names.to_epoch, found))
+        return self._names.all_to_epochs(found)
 
     def last_messages(self, ranges: Mapping[Shard, Range]) -> Mapping[Shard, LastMessage]:
         """See :meth:`stream_consumers.batches.BatchSource.last_messages`."""

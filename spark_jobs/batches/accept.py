@@ -427,14 +427,17 @@ def divergences(
 def _remembered(
     ledger: Ledger, state: LedgerState, shards: Collection[Shard]
 ) -> Mapping[Shard, Mapping[LastMessage, tuple[int, PositionFacts] | None]]:
-    """Return the last messages of all batches that the log still has, with the facts at the end of their batch."""
+    """Return the last messages of all batches that the log still has, with the facts between each and the next one."""
     found: dict[Shard, dict[LastMessage, tuple[int, PositionFacts] | None]] = {shard: {} for shard in shards}
     with suppress(LedgerTruncatedError, LedgerUnreadableError, RestoreTargetError):
         for entry in (commit.entry for commit in ledger.surviving(state.version) if commit.entry):
             facts = position_facts_in(entry.hint) if entry.last_messages or entry.state else {}
+            # After a batch that filled a gap, the facts are those at the end of later batches.
+            facts = {s: at for s, at in facts.items() if s not in entry.ranges or at[0] == entry.ranges[s].end}
             for shard, one in (entry.state or {}).items():
                 if shard in found and one.last is not None:
-                    found[shard].setdefault(one.last, facts.get(shard))
+                    at = None if shard in entry.last_messages else facts.get(shard)
+                    found[shard].setdefault(one.last, at)
             for shard in found.keys() & entry.last_messages.keys():
                 found[shard][entry.last_messages[shard]] = facts.get(shard)
     return found
@@ -447,27 +450,33 @@ def _same_up_to(
 
     Of the messages that the stream holds at these sequences, the first ones are the same, and the later ones differ. A
     message that was removed counts as neither, and one that was lost differs. Each look-up also finds the messages
-    before it that are missing, because it returns the last one that the stream holds up to there. After a failover, a
-    lost message may have been sent again after others that are new, which the counts show.
+    before it that are missing, because it returns the last one that the stream holds up to there.
+
+    Where producers choose the sequences, and the source counts its messages, one that is the same tells nothing of
+    those before it, because a lost message may have been sent again after others. So all are compared, up to the first
+    that differs. One is only the same if its batch has counted the messages, and there are as many before it as then.
     """
     remembered = _remembered(ingestion.ledger(), state, shards)
+    facts = {shard: [at for at in messages.values() if at] for shard, messages in remembered.items()}
+    late = source.with_late_messages({shard: places for shard, places in facts.items() if places}, counts_all=True)
     same = dict.fromkeys(remembered, MIN_SEQUENCE)
     left = {shard: sorted(messages) for shard, messages in remembered.items()}
     while left := {shard: messages for shard, messages in left.items() if messages}:
-        middle = {shard: messages[len(messages) // 2] for shard, messages in left.items()}
-        asked = {shard: Range(left[shard][0].sequence, message.sequence + 1) for shard, message in middle.items()}
+        places = {shard: 0 if facts[shard] else len(messages) // 2 for shard, messages in left.items()}
+        chosen = {shard: left[shard][place] for shard, place in places.items()}
+        asked = {shard: Range(left[shard][0].sequence, message.sequence + 1) for shard, message in chosen.items()}
         now = source.last_messages(asked)
-        for shard, message in middle.items():
-            messages, held = left[shard], now.get(shard)
-            before, after = messages[: len(messages) // 2], messages[len(messages) // 2 + 1 :]
-            if source.is_replaced(shard, message, held):
+        for shard, message in chosen.items():
+            before, after = left[shard][: places[shard]], left[shard][places[shard] + 1 :]
+            held, at = now.get(shard), remembered[shard][message]
+            if source.is_replaced(shard, message, held) or (at and shard in late and at[0] >= late[shard]):
                 left[shard] = before
             elif held is None or held.sequence < message.sequence:
                 left[shard] = [one for one in before if held is not None and one.sequence <= held.sequence] + after
-            elif (facts := remembered[shard][message]) and source.with_late_messages({shard: facts}, counts_all=True):
-                left[shard] = before
             else:
-                left[shard], same[shard] = after, message.sequence + 1
+                left[shard] = after
+                if at or not facts[shard]:
+                    same[shard] = message.sequence + 1
     return same
 
 

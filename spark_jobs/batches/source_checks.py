@@ -402,8 +402,8 @@ def truncations(
     # Up to the position: the last offsets of a range may have held no readable message, but may hold one now.
     asked = {shard: Range(MIN_SEQUENCE, max(last.sequence + 1, positions[shard] or 0)) for shard, last in known.items()}
     in_stream = source.last_messages(asked) if reads_last_messages else {}
-    facts = {shard: at for shard, at in position_facts_in(state.hint).items() if shard in known}
-    late = source.with_late_messages(facts, counts_all=counts_all) if reads_last_messages else frozenset()
+    facts = {shard: [at] for shard, at in position_facts_in(state.hint).items() if shard in known}
+    late = source.with_late_messages(facts, counts_all=counts_all) if reads_last_messages else {}
     errors: dict[Shard, SourceTruncatedError] = {}
     for shard, last in known.items():
         position, end = positions[shard], extents[shard].end + extents[shard].blocked

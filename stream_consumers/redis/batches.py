@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -445,15 +445,16 @@ class RedisBatchSource(BatchSource):
         # Members in claim mode have passed the missing entries. Only the last deleted one is known.
         return Loss(entries, Range(deleted, position) if known.removed is None else Range(position, facts.end))
 
-    def _contradicts(self, shard: Shard, position: int, known: PositionFacts) -> bool:
-        """Return whether the stream cannot have these facts at a position."""
-        facts, before = self._facts[shard], None if known.removed is None else known.deleted
+    def _contradicts(self, shard: Shard, position: int, known: PositionFacts, look: Look | None = None) -> bool:
+        """Return whether the stream cannot have these facts at a position; ``look`` is there if it was counted."""
+        facts = look.facts if look else self._facts[shard]
+        before = None if known.removed is None else known.deleted
         if before is not None and (facts.deleted or 0) < before >= position:
             return True  # Redis never lowers the highest deleted id.
         if facts.first_or_end < position and (facts.deleted or 0) < position:
             # If the server has lost the newest entries, the last one that was read is missing.
             return (facts.added or 0) < known.added
-        facts, least, _ = self._look(shard, position)
+        facts, least, _ = look or self._look(shard, position)
         # An entry after the position was deleted since, in addition to those that exist.
         is_one_deleted = before is not None and (facts.deleted or 0) >= max(position, before + 1)
         return (facts.added or 0) - known.added < least + is_one_deleted
@@ -473,7 +474,9 @@ class RedisBatchSource(BatchSource):
                     found.add(shard)
         return frozenset(found)
 
-    def with_late_messages(self, facts: FactsByShard, *, counts_all: bool) -> frozenset[Shard]:
+    def with_late_messages(
+        self, facts: Mapping[Shard, Collection[tuple[int, PositionFacts]]], *, counts_all: bool
+    ) -> Mapping[Shard, int]:
         """See :meth:`stream_consumers.batches.BatchSource.with_late_messages`.
 
         A server that lost its newest entries may get older ones, and then the last one again. If no entry was removed
@@ -481,8 +484,13 @@ class RedisBatchSource(BatchSource):
         removed in all since, but the number of those added may be uncertain, so that only ``counts_all`` compares it,
         and all that :meth:`recreated` compares.
         """
-        found = set()
-        for shard, (position, known) in facts.items():
+        found = {shard: self._first_late(shard, sorted(places), counts_all) for shard, places in facts.items()}
+        return {shard: position for shard, position in found.items() if position is not None}
+
+    def _first_late(self, shard: Shard, places: Iterable[tuple[int, PositionFacts]], counts_all: bool) -> int | None:
+        look: Look | None = None
+        counted_from = 0
+        for position, known in places:
             now = self._facts.get(shard)
             if now is None or now.added is None or known.removed is None:
                 continue
@@ -490,15 +498,24 @@ class RedisBatchSource(BatchSource):
                 continue
             if now.held_from(position) is None and now.added - known.added > EXACT_COUNT and not counts_all:
                 continue  # A later batch finds it: what one counts too few, all later ones do.
-            now, _, most = self._look(shard, position)
-            missing = (now.added or 0) - known.added - most
-            if now.is_complete_from(position):
+            look = self._look_ahead(shard, look, counted_from, position) if look else self._look(shard, position)
+            counted_from = position
+            missing = (look.facts.added or 0) - known.added - look.most
+            if look.facts.is_complete_from(position):
                 is_late = missing != 0
             else:
-                is_late = missing > max(0, (now.removed or 0) - known.removed)
-            if is_late or (counts_all and self._contradicts(shard, position, known)):
-                found.add(shard)
-        return frozenset(found)
+                is_late = missing > max(0, (look.facts.removed or 0) - known.removed)
+            if is_late or (counts_all and self._contradicts(shard, position, known, look)):
+                return position
+        return None
+
+    def _look_ahead(self, shard: Shard, look: Look, start: int, position: int) -> Look:
+        """Return what a look at a position would show, from that at an earlier one; count only what is between them."""
+        between = self.server.count(shard, start, position)
+        now = self.server.facts(shard)
+        if now is None or now.removed != look.facts.removed:
+            return self._look(shard, position)
+        return Look(look.facts, look.least - between, look.most - between)
 
     def last_messages(self, ranges: Mapping[Shard, Range]) -> Mapping[Shard, LastMessage]:
         """See :meth:`stream_consumers.batches.BatchSource.last_messages`."""

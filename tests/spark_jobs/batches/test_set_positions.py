@@ -178,6 +178,53 @@ def test_an_accept_reads_what_was_sent_late_before_the_last_entry_was_sent_again
     assert group.held() <= group.rows().keys()
 
 
+def send_again(group: RedisGroup, dump: bytes, at: int, *offsets: int) -> None:
+    """Let a failover lose the newest entries, and add others, so many milliseconds after ``at``."""
+    group.fail_over(0, dump)
+    for offset in offsets:
+        group.milliseconds = at + offset - 1
+        group.add(1, 0)
+
+
+@pytest.mark.parametrize("before", range(1, 7))
+def test_an_accept_reads_what_was_sent_late_before_an_entry_that_was_sent_again(group: RedisGroup, before: int) -> None:
+    """After three lost batches, as many entries are there as before at the end of the second; the third is missing."""
+    for _ in range(before):
+        group.add(1)
+        group.ingest()
+    dump, at = group.dump(0), group.milliseconds
+    for offset in (10, 20, 30):
+        group.milliseconds = at + offset - 1
+        group.add(1)
+        group.ingest()
+    send_again(group, dump, at, 5, 20, 40)
+    with pytest.raises(SourceTruncatedError):
+        group.losses()
+    group.accept(is_cut=True)
+    group.ingest()
+    assert group.held() <= group.rows().keys()
+
+
+@pytest.mark.parametrize("is_cleaned", [False, True])
+def test_an_accept_takes_no_counts_for_those_of_an_earlier_message(group: RedisGroup, is_cleaned: bool) -> None:
+    """The oldest commit that is left tells the last message before it, and the counts after it, which are as before."""
+    dump, at = group.dump(0), group.milliseconds
+    for offset in (10, 20, 30, 40):
+        if is_cleaned and offset == 40:
+            DeltaTable(group.what.table).create_checkpoint()
+            for commit in sorted(Path(group.what.table, "_delta_log").glob("*.json"))[:-1]:
+                commit.unlink()
+        group.milliseconds = at + offset - 1
+        group.add(1)
+        group.ingest()
+    send_again(group, dump, at, 5, 6, 20, 50)
+    with pytest.raises(SourceTruncatedError):
+        group.losses()
+    group.accept(is_cut=True)
+    group.ingest()
+    assert group.held() <= group.rows().keys()
+
+
 @pytest.mark.parametrize("is_longer", [False, True])
 def test_an_accept_reads_a_stream_that_was_filled_again_from_the_first_entry_on(
     group: RedisGroup, is_longer: bool

@@ -90,9 +90,9 @@ class Reader:
             resume = Resume({self.shard: self.position}, self.hint) if self.hint else None
             start, end, _ = source.extents(resume=resume)[self.shard]
             self.position = self.position or start
-            facts = position_facts_in(self.hint)
+            facts = {shard: [at] for shard, at in position_facts_in(self.hint).items()}
             late = source.with_late_messages(facts, counts_all=False)
-            found = source.recreated({self.shard: self.position}) | late
+            found = source.recreated({self.shard: self.position}) | late.keys()
             plan = source.plan({self.shard: Range(self.position, end)}, limits=Limits(most), parallelism=1)
             if plan is not None:
                 self.position, self.hint = plan.ranges[self.shard].end, plan.hint
@@ -218,13 +218,39 @@ def test_a_late_entry_before_many_others_is_found_before_the_end(
     monkeypatch.setattr(batches, "EXACT_COUNT", 2)
     send_late(reader)
     reader.add(6)
-    facts = position_facts_in(reader.resume().hint)
+    facts = {shard: [at] for shard, at in position_facts_in(reader.resume().hint).items()}
     with RedisBatchSource(reader.url) as source:
         source.extents(resume=reader.resume())
-        assert source.with_late_messages(facts, counts_all=False) == frozenset()
-        assert source.with_late_messages(facts, counts_all=True) == {reader.shard}
+        assert source.with_late_messages(facts, counts_all=False) == {}
+        assert source.with_late_messages(facts, counts_all=True) == {reader.shard: reader.position}
     found = [bool(reader.read(3)) for _ in range(3)]
     assert found == [False, False, True]
+
+
+@pytest.mark.parametrize("is_thinned", [False, True])
+def test_the_first_position_before_which_messages_came_late_is_found(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch, is_thinned: bool
+) -> None:
+    """The counts of later positions follow from the first one, also if entries are deleted meanwhile."""
+    facts = [position_facts_in(reader.hint)[reader.shard]]
+    for most in (1, 2, 1):
+        reader.read(most)
+        facts.append(position_facts_in(reader.hint)[reader.shard])
+    entries = [entry for entry, _ in reader.client.xrange(reader.name)]
+    with RedisBatchSource(reader.url) as source:
+        if is_thinned:
+            counted = source.server.count
+
+            def thinned(shard: Shard, start: int, end: int, *, length: int | None = None) -> int:
+                found = counted(shard, start, end, length=length)
+                reader.client.xdel(reader.name, entries.pop())
+                return found
+
+            monkeypatch.setattr(source.server, "count", thinned)
+        source.extents(resume=reader.resume())
+        assert source.with_late_messages({reader.shard: facts}, counts_all=True) == {}
+        places = [*facts[:2], *((at, known._replace(added=known.added - 9)) for at, known in facts[2:])]
+        assert source.with_late_messages({reader.shard: places}, counts_all=True) == {reader.shard: facts[2][0]}
 
 
 def test_what_is_trimmed_after_the_look_is_lost_for_the_plan_and_for_no_later_one(reader: Reader) -> None:
