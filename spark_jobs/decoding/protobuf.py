@@ -30,6 +30,8 @@ from spark_jobs.decoding.protobuf_schema import (
     check_name_length,
     class_in,
     files_of_stored,
+    is_map,
+    is_repeated,
     schema_of_class,
     schema_of_set,
     schema_of_stored,
@@ -422,22 +424,6 @@ def is_builtin_message(names: Set[str], message: Descriptor) -> bool:
     return message.full_name in names and message.file.name.startswith(PROTOBUF_FOLDER)
 
 
-def is_repeated(field: FieldDescriptor) -> bool:
-    """Return whether a field is a list, or a map."""
-    is_many = getattr(field, "is_repeated", None)
-    # The attribute is new in Protobuf 6, where the label is deprecated.
-    return bool(is_many) if is_many is not None else _label(field) == FieldDescriptor.LABEL_REPEATED
-
-
-def _label(field: Any) -> Any:
-    return field.label
-
-
-def is_map(field: FieldDescriptor) -> bool:
-    """Return whether a field is a map."""
-    return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
-
-
 def parsed(parse: Callable[[bytes], Message], payload: bytes) -> Message:
     """Parse a payload.
 
@@ -561,11 +547,11 @@ def _add_field(
     # As in MessageSchema.reading_class.
     made.type = made.TYPE_INT32 if field.enum_type is not None else field.type
     if is_map(field):
-        entry = file.message_type.add(name=f"M{len(file.message_type)}")
+        entry = message.nested_type.add(name=f"Entry{len(message.nested_type)}")
         entry.options.map_entry = True
         _add_field(file, entry, _part(field, "key"), ())
         _add_field(file, entry, _part(field, "value"), within)
-        made.type_name = f".{entry.name}"
+        made.type_name = f".{message.name}.{entry.name}"
     elif field.message_type is not None:
         made.type_name = f".{_add_message(file, within)}"
     return made

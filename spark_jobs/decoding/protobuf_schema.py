@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from google.protobuf.descriptor import Descriptor, FileDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor, FileDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from spark_jobs.decoding.ddl import MAX_COLUMN_NAME_LENGTH
@@ -40,6 +40,15 @@ _KNOWN = {
     "confluent": "confluent_kafka.schema_registry.confluent",
 }
 _KNOWN_NAME = re.compile(rf"({'|'.join(_KNOWN)})/((?:[a-z0-9_]+/)*[a-z0-9_]+)\.proto")
+# The types that the key of a map does not have.
+_OTHER_TYPES = {
+    FieldDescriptor.TYPE_DOUBLE,
+    FieldDescriptor.TYPE_FLOAT,
+    FieldDescriptor.TYPE_GROUP,
+    FieldDescriptor.TYPE_MESSAGE,
+    FieldDescriptor.TYPE_BYTES,
+    FieldDescriptor.TYPE_ENUM,
+}
 # Schemas are hostile input for the compiler. It imports nothing from other folders, and ends before it exhausts the
 # memory or the disk of the machine. Some systems lack some of these limits.
 _COMPILER = """
@@ -94,12 +103,68 @@ def _message_class(schema: MessageSchema) -> type[Message]:
     return class_in(descriptor_pb2.FileDescriptorSet.FromString(schema.files).file, schema.name)
 
 
+def is_repeated(field: FieldDescriptor) -> bool:
+    """Return whether a field is a list, or a map."""
+    is_many = getattr(field, "is_repeated", None)
+    # The attribute is new in Protobuf 6, where the label is deprecated.
+    return bool(is_many) if is_many is not None else _label(field) == FieldDescriptor.LABEL_REPEATED
+
+
+def _label(field: Any) -> Any:
+    return field.label
+
+
+def is_map(field: FieldDescriptor) -> bool:
+    """Return whether a field is a map."""
+    return field.message_type is not None and _is_entry(field.message_type)
+
+
+def _is_entry(message: Descriptor) -> bool:
+    return bool(message.GetOptions().map_entry)
+
+
+def _check_maps(message: Descriptor) -> None:
+    """Refuse entries of maps that the compiler does not make, with which the library ends the process.
+
+    Raises:
+        SchemaMismatchError: an entry has other fields than a key and a value, or is used otherwise than for a map.
+    """
+    if _is_entry(message):
+        fields = {(one.number, one.name): one.type for one in message.fields if not is_repeated(one)}
+        is_plain = len(message.fields) == 2 and fields.keys() == {(1, "key"), (2, "value")}
+        if not is_plain or fields[1, "key"] in _OTHER_TYPES or message.nested_types or message.is_extendable:
+            raise _odd_map(message.full_name)
+    _check_fields((*message.fields, *message.extensions), message)
+    for nested in message.nested_types:
+        _check_maps(nested)
+
+
+def _check_fields(fields: Iterable[FieldDescriptor], message: Descriptor | None) -> None:
+    for one in fields:
+        if one.message_type is None or not _is_entry(one.message_type):
+            continue
+        is_own = message is not None and one.message_type.containing_type == message
+        if not is_own or one.is_extension or one.type != one.TYPE_MESSAGE or not is_repeated(one):
+            raise _odd_map(one.full_name)
+
+
+def _odd_map(name: str) -> SchemaMismatchError:
+    return SchemaMismatchError(
+        f"{shortened(name)} in the Protobuf schema is not a map as the compiler makes it",
+        remedy="Declare it as map<…>, and compile the schema with protoc.",
+    )
+
+
 def class_in(files: Iterable[Any], name: str) -> type[Message]:
     """Create a class for a message of these files, each after those that it imports."""
     # Each class has its own pool, because a pool cannot have two versions of a file.
     pool = descriptor_pool.DescriptorPool()
     for file in files:
         pool.Add(file)
+        added = pool.FindFileByName(file.name)
+        for message in added.message_types_by_name.values():
+            _check_maps(message)
+        _check_fields(added.extensions_by_name.values(), None)
     found: type[Message] = message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
     return found
 

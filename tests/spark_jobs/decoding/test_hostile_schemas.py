@@ -1,5 +1,6 @@
 """Schemas that an attacker has written: of a message, of a subject, and what they refer to."""
 
+import base64
 import errno
 import gzip
 import json
@@ -339,6 +340,89 @@ def test_a_long_default_is_refused_where_it_is_used():
     item = record(field("long"), {**field("string", "more"), "default": "x" * 20_000}, name="I")
     with pytest.raises(SchemaMismatchError):
         default_of(parse_avro(Avro(item).schema).fields[1], "more")
+
+
+def with_map(order, *, numbers=(1, 2), kinds=(9, 3), labels=(1, 1), names=("key", "value"), field_kind=11, label=3):
+    """Give a message a map m, or something similar."""
+    entry = order.nested_type.add(name="MEntry", options={"map_entry": True})
+    for name, number, kind, of in zip(names, numbers, kinds, labels, strict=True):
+        entry.field.add(name=name, number=number, type=kind, label=of, type_name=".Order" if kind == 11 else None)
+    order.field.add(name="m", number=2, type=field_kind, label=label, type_name=".Order.MEntry")
+    return entry
+
+
+def with_map_elsewhere(file):
+    with_map(file.message_type[0])
+    other = file.message_type.add(name="Other")
+    other.field.add(name="m", number=1, type=11, label=3, type_name=".Order.MEntry")
+
+
+def with_entry_as_message(file):
+    order = file.message_type[0]
+    order.field.add(name="key", number=1, type=3, label=1)
+    order.field.add(name="value", number=2, type=9, label=1)
+    order.options.map_entry = True
+    file.message_type.add(name="Other").field.add(name="o", number=1, type=11, label=3, type_name=".Order")
+
+
+def with_extended_map(file):
+    with_map(file.message_type[0])
+    file.message_type.add(name="Other").extension_range.add(start=100, end=200)
+    file.extension.add(name="x", number=100, type=11, label=3, type_name=".Order.MEntry", extendee=".Other")
+
+
+ODD_MAPS = {
+    "other numbers": lambda file: with_map(file.message_type[0], numbers=(7, 9)),
+    "numbers the other way round": lambda file: with_map(file.message_type[0], numbers=(2, 1)),
+    "other names": lambda file: with_map(file.message_type[0], names=("k", "v")),
+    "messages with other numbers": lambda file: with_map(file.message_type[0], numbers=(7, 9), kinds=(9, 11)),
+    "a key that is a message": lambda file: with_map(file.message_type[0], kinds=(11, 3)),
+    "a key that is a real number": lambda file: with_map(file.message_type[0], kinds=(1, 3)),
+    "several keys": lambda file: with_map(file.message_type[0], labels=(3, 1)),
+    "several values": lambda file: with_map(file.message_type[0], labels=(1, 3)),
+    "one entry": lambda file: with_map(file.message_type[0], label=1),
+    "no value": lambda file: with_map(file.message_type[0]).field.pop(),
+    "three fields": lambda file: with_map(file.message_type[0]).field.add(name="more", number=3, type=3, label=1),
+    "a nested message": lambda file: with_map(file.message_type[0]).nested_type.add(name="N"),
+    "a group": lambda file: with_map(file.message_type[0], field_kind=10),
+    "the map of another message": with_map_elsewhere,
+    "a message that is an entry": with_entry_as_message,
+    "an extension": with_extended_map,
+}
+
+
+def descriptors(change):
+    """The schema of a message with an id, after a change that no compiler makes, as a registry returns it."""
+    file = compiled({"order.proto": 'syntax = "proto2"; message Order { optional int64 id = 5; }'}, "order.proto").file[
+        -1
+    ]
+    change(file)
+    return base64.b64encode(file.SerializeToString()).decode()
+
+
+@pytest.mark.parametrize("change", ODD_MAPS.values(), ids=ODD_MAPS)
+def test_an_entry_of_a_map_is_as_the_compiler_makes_it(registry, change):
+    text = 'syntax = "proto2"; message Order { optional int64 id = 5; map<string, int32> m = 2; }'
+    good, bad = (
+        registry.register("good-value", text, "PROTOBUF"),
+        registry.register("bad-value", descriptors(change), "PROTOBUF"),
+    )
+    decoder = decoder_of(registry, "PROTOBUF").resolved()
+    payloads = [framed(good, b"\0\x28\x07"), *[framed(bad, b"\0\x28\x07")] * 25, framed(good, b"\0\x28\x07")]
+    # One message more than may end a process, each in a block of its own.
+    blocks = [pa.record_batch({"payload": [payload]}) for payload in payloads]
+    found = pa.Table.from_batches(decode_isolated(blocks, partial(decoded_block, decoder), crashed)).to_pylist()
+    assert [row["id"] for row in found] == [7, *[None] * 25, 7]
+    assert "crashed" not in {row["error"] for row in found}
+    with pytest.raises(SchemaMismatchError):
+        decoder_of(registry, "PROTOBUF", "bad-value").resolved()
+
+
+def test_a_map_that_the_compiler_has_made_is_one(registry):
+    text = descriptors(lambda file: with_map(file.message_type[0]))
+    number = registry.register("good-value", text, "PROTOBUF")
+    rows, errors = decode(decoder_of(registry, "PROTOBUF").resolved(), [framed(number, b"\0\x12\x05\x0a\1k\x10\7")])
+    assert (rows, errors) == ([{"id": None, "m": [("k", 7)]}], [None])
 
 
 def test_a_large_oneof_is_compared_in_proportion_to_its_size():
