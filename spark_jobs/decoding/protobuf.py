@@ -8,8 +8,7 @@ read with the fields of that schema that may differ, and the values are compared
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
@@ -32,6 +31,7 @@ from spark_jobs.decoding.protobuf_schema import (
     files_of_stored,
     is_map,
     is_repeated,
+    is_required,
     schema_of_class,
     schema_of_set,
     schema_of_stored,
@@ -338,9 +338,7 @@ class MessageReader:
         """
         message: Any = parsed(self._parse, payload)
         if not message.IsInitialized():
-            # Protobuf 2 has required fields. Their paths contain keys of maps.
-            paths = (re.sub(r"\[.*\]", "[]", path, flags=re.DOTALL) for path in message.FindInitializationErrors())
-            raise ValueError(f"the message lacks {', '.join(dict.fromkeys(paths))}")
+            raise ValueError(f"the message lacks {', '.join(dict.fromkeys(_missing(message)))}")
         if check is not None:
             check(payload, message)
         return self._convert(message)
@@ -555,6 +553,25 @@ def _add_field(
     elif field.message_type is not None:
         made.type_name = f".{_add_message(file, within)}"
     return made
+
+
+def _missing(message: Any, above: str = "") -> Iterator[str]:
+    """Yield the paths of the required fields of Protobuf 2 that are missing, without the keys of maps.
+
+    The library's own search ends the process if a key is no Unicode.
+    """
+    for own in message.DESCRIPTOR.fields:
+        if is_required(own) and not message.HasField(own.name):
+            yield f"{above}{own.name}"
+    for own, value in message.ListFields():
+        if is_map(own):
+            parts = value.values() if _part(own, "value").message_type is not None else ()
+        elif own.message_type is not None:
+            parts = value if is_repeated(own) else (value,)
+        else:
+            continue
+        for part in parts:
+            yield from _missing(part, f"{above}{own.name}{'[]' if is_repeated(own) else ''}.")
 
 
 def _comparisons(writer: Descriptor, reader: Descriptor) -> tuple[_Comparison, ...]:

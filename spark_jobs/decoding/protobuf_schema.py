@@ -110,6 +110,12 @@ def is_repeated(field: FieldDescriptor) -> bool:
     return bool(is_many) if is_many is not None else _label(field) == FieldDescriptor.LABEL_REPEATED
 
 
+def is_required(field: FieldDescriptor) -> bool:
+    """Return whether a field of Protobuf 2 must be there."""
+    is_needed = getattr(field, "is_required", None)
+    return bool(is_needed) if is_needed is not None else _label(field) == FieldDescriptor.LABEL_REQUIRED
+
+
 def _label(field: Any) -> Any:
     return field.label
 

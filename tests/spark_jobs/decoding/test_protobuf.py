@@ -5,7 +5,9 @@ import struct
 import sys
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
+from functools import partial
 
+import pyarrow as pa
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
@@ -15,11 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_jobs.decoding.avro import Avro
+from spark_jobs.decoding.isolation import decode_isolated
 from spark_jobs.decoding.protobuf import Protobuf, message_check
 from spark_jobs.decoding.protobuf_schema import MessageSchema, compiled
 from spark_jobs.decoding.schema_registry import SchemaRegistry
 from stream_consumers.errors import InvalidOptionError, MissingDependencyError, SchemaMismatchError
-from tests.support.arrow_columns import decode
+from tests.support.arrow_columns import arrow_columns, decode
 from tests.support.profiles import examples
 from tests.support.schema_registry import schema_registry
 
@@ -262,6 +265,44 @@ def test_a_missing_field_is_named_without_the_keys_of_maps():
         assert decode(decoder, [b"\x0a%c\x0a%c%s\x12\x00" % (len(key) + 4, len(key), key)])[1] == [
             "the message lacks by[].a"
         ]
+
+
+def test_missing_fields_are_named_once():
+    decoder = Protobuf(
+        """syntax = "proto2";
+        message M { optional V one = 1; repeated V many = 2; map<string, V> by = 3; map<string, int32> n = 4; }
+        message V { required int32 a = 1; required int32 b = 2; optional W m = 3; }
+        message W { optional U one = 1; }
+        message U { required int32 a = 1; required int32 b = 2; }"""
+    )
+    value = b"\x08\x01\x1a\x02\x0a\x00"
+    payload = b"\x0a\x02\x10\x01" + b"\x12\x00" * 2 + b"\x1a\x0b\x0a\x01k\x12\x06" + value + b"\x22\x03\x0a\x01k"
+    (error,) = decode(decoder, [payload])[1]
+    assert set(error.removeprefix("the message lacks ").split(", ")) == {
+        "one.a",
+        "many[].a",
+        "many[].b",
+        "by[].b",
+        "by[].m.one.a",
+        "by[].m.one.b",
+    }
+
+
+def test_a_key_that_is_no_unicode_ends_no_process():
+    """The library looks for missing fields and ends it."""
+    decoder = Protobuf('syntax = "proto2"; message M { map<string, V> by = 1; } message V { required int32 a = 1; }')
+    blocks = [pa.record_batch({"payload": [b"\x0a\x03\x0a\x01\xff"]}) for _ in range(25)]
+    found = pa.Table.from_batches(decode_isolated(blocks, partial(decoded_block, decoder), crashed)).to_pylist()
+    assert {row["error"] for row in found}.isdisjoint({None, "crashed"})
+
+
+def decoded_block(decoder, block):
+    found = decoder.decode(block["payload"], arrow_columns(decoder.ddl()))
+    return pa.record_batch({"error": found.errors})
+
+
+def crashed(message, reason):
+    return pa.record_batch({"error": ["crashed"]})
 
 
 def test_a_required_closed_enum_is_there_whatever_its_number():
