@@ -378,7 +378,7 @@ class BatchSource(ClosesOnExit, ABC):
     ) -> Mapping[Shard, int]:
         """Return the shards that got messages before one of these positions after a batch had these facts there.
 
-        The result refers to the last :meth:`extents` or :meth:`plan`.
+        The result refers to the last :meth:`extents` or :meth:`plan`, or with ``counts_all`` to this moment.
 
         Args:
             facts: positions, and the facts at each.

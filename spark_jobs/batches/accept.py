@@ -455,11 +455,11 @@ def _same_up_to(
     Where producers choose the sequences, and the source counts its messages, one that is the same tells nothing of
     those before it, because a lost message may have been sent again after others. So all are compared, up to the first
     that differs. One is only the same if its batch has counted the messages, and there are as many before it as then.
+    The messages are counted last, so that those that came before one that was found are in the count.
     """
     remembered = _remembered(ingestion.ledger(), state, shards)
     facts = {shard: [at for at in messages.values() if at] for shard, messages in remembered.items()}
-    late = source.with_late_messages({shard: places for shard, places in facts.items() if places}, counts_all=True)
-    same = dict.fromkeys(remembered, MIN_SEQUENCE)
+    same: dict[Shard, dict[int, int]] = {shard: {} for shard in remembered}
     left = {shard: sorted(messages) for shard, messages in remembered.items()}
     while left := {shard: messages for shard, messages in left.items() if messages}:
         places = {shard: 0 if facts[shard] else len(messages) // 2 for shard, messages in left.items()}
@@ -469,15 +469,19 @@ def _same_up_to(
         for shard, message in chosen.items():
             before, after = left[shard][: places[shard]], left[shard][places[shard] + 1 :]
             held, at = now.get(shard), remembered[shard][message]
-            if source.is_replaced(shard, message, held) or (at and shard in late and at[0] >= late[shard]):
+            if source.is_replaced(shard, message, held):
                 left[shard] = before
             elif held is None or held.sequence < message.sequence:
                 left[shard] = [one for one in before if held is not None and one.sequence <= held.sequence] + after
             else:
                 left[shard] = after
                 if at or not facts[shard]:
-                    same[shard] = message.sequence + 1
-    return same
+                    same[shard][message.sequence + 1] = at[0] if at else message.sequence + 1
+    late = source.with_late_messages({shard: places for shard, places in facts.items() if places}, counts_all=True)
+    return {
+        shard: max((end for end, place in ends.items() if place < late.get(shard, place + 1)), default=MIN_SEQUENCE)
+        for shard, ends in same.items()
+    }
 
 
 def _by_timestamps(

@@ -488,6 +488,8 @@ class RedisBatchSource(BatchSource):
         return {shard: position for shard, position in found.items() if position is not None}
 
     def _first_late(self, shard: Shard, places: Iterable[tuple[int, PositionFacts]], counts_all: bool) -> int | None:
+        if counts_all and shard in self._facts and (facts := self.server.facts(shard)) is not None:
+            self._facts[shard] = facts
         look: Look | None = None
         counted_from = 0
         for position, known in places:
@@ -513,7 +515,7 @@ class RedisBatchSource(BatchSource):
         """Return what a look at a position would show, from that at an earlier one; count only what is between them."""
         between = self.server.count(shard, start, position)
         now = self.server.facts(shard)
-        if now is None or now.removed != look.facts.removed:
+        if now is None or not (now.is_complete_from(start) or now.removed == look.facts.removed):
             return self._look(shard, position)
         return Look(look.facts, look.least - between, look.most - between)
 

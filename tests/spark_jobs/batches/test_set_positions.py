@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +27,7 @@ from stream_consumers.errors import (
     SourceTruncatedError,
 )
 from stream_consumers.messages import Shard
+from stream_consumers.redis.batches import RedisBatchSource
 from stream_consumers.redis.entries import to_sequence
 from stream_consumers.urls import StreamUrl
 from tests.support.delta_writes import clean_log
@@ -201,6 +204,37 @@ def test_an_accept_reads_what_was_sent_late_before_an_entry_that_was_sent_again(
     with pytest.raises(SourceTruncatedError):
         group.losses()
     group.accept(is_cut=True)
+    group.ingest()
+    assert group.held() <= group.rows().keys()
+
+
+@pytest.mark.parametrize("call", range(12))
+def test_an_accept_reads_what_was_sent_late_while_the_last_entry_is_sent_again(
+    group: RedisGroup, call: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many entries came late as were lost; the lost one is sent again before a look at the stream."""
+    dump, at = group.dump(0), group.milliseconds
+    group.milliseconds = at + 19
+    group.add(1)
+    group.ingest()
+    send_again(group, dump, at, 5)
+    looks = itertools.count()
+
+    def hooked(name: str) -> Callable[..., object]:
+        look = getattr(RedisBatchSource, name)
+
+        def found(*arguments: object, **named: object) -> object:
+            if next(looks) == call:
+                group.milliseconds = at + 19
+                group.add(1, 0)
+            return look(*arguments, **named)
+
+        return found
+
+    with monkeypatch.context() as patched:
+        for name in ("with_late_messages", "last_messages"):
+            patched.setattr(RedisBatchSource, name, hooked(name))
+        group.accept(is_cut=True)
     group.ingest()
     assert group.held() <= group.rows().keys()
 

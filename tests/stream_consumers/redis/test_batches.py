@@ -253,6 +253,28 @@ def test_the_first_position_before_which_messages_came_late_is_found(
         assert source.with_late_messages({reader.shard: places}, counts_all=True) == {reader.shard: facts[2][0]}
 
 
+def test_an_accept_of_a_stream_that_is_trimmed_counts_its_end_once(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = [position_facts_in(reader.hint)[reader.shard]]
+    for most in (1, 2, 1):
+        reader.read(most)
+        facts.append(position_facts_in(reader.hint)[reader.shard])
+    looks = []
+    with RedisBatchSource(reader.url) as source:
+        counted, look = source.server.count, source.server.look
+
+        def trimmed(shard: Shard, start: int, end: int, *, length: int | None = None) -> int:
+            reader.trim(reader.client.xlen(reader.name) - 1)
+            return counted(shard, start, end, length=length)
+
+        monkeypatch.setattr(source.server, "count", trimmed)
+        monkeypatch.setattr(source.server, "look", lambda *of: [looks.append(of), look(*of)][1])
+        source.extents(resume=reader.resume())
+        assert source.with_late_messages({reader.shard: facts}, counts_all=True) == {}
+    assert len(looks) == 1
+
+
 def test_what_is_trimmed_after_the_look_is_lost_for_the_plan_and_for_no_later_one(reader: Reader) -> None:
     reader.add(20)
     with RedisBatchSource(reader.url) as source:
