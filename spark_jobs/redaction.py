@@ -14,6 +14,7 @@ from stream_consumers.urls import SECRET_PARAMETER, USER_INFO, is_server, passwo
 STORES = ("AWS_", "AZURE_", "GOOGLE_")
 """As the environment variables begin that delta-rs takes for storage options."""
 REMOTE_VARIABLE = "SPARK_REMOTE"
+TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105 - the name of a variable
 JAVA_VARIABLES = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS", "PYSPARK_SUBMIT_ARGS")
 """The environment variables with options of Java or of Spark, each of which may be a secret."""
 HIDDEN_SETTINGS = (
@@ -63,7 +64,8 @@ def redacted(text: str, options: Mapping[str, str] | None = None) -> str:
     # An option of one name may have another value in the environment.
     given = {f"environment {name}": value for name, value in environment().items() if name.startswith(STORES)}
     if remote := os.environ.get(REMOTE_VARIABLE):
-        given["environment token"] = _behind_server(remote)
+        given["environment remote"] = _behind_server(remote)
+    given["environment token"] = os.environ.get(TOKEN_VARIABLE, "")
     given |= _secrets_within({f"environment {name}": os.environ.get(name, "") for name in JAVA_VARIABLES})
     return redact_options(text, {**given, **_hidden, **(options or {})})
 

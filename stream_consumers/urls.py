@@ -156,12 +156,14 @@ def address_secrets(address: str) -> set[str]:
         >>> sorted(address_secrets("http://server/me@key"))
         ['key', 'me', 'me@key', 'server', 'server/me', 'server/me@key']
     """
-    rest = _ADDRESS_SCHEME.sub("", address).strip()
+    rest = _ADDRESS_SCHEME.sub("", address.strip())
     authority, *behind = _AFTER_HOST.split(rest.rstrip("/?#"), maxsplit=1)
     credentials, _, server = authority.rpartition("@")
-    if is_server(server) and not any(map(_AT.search, behind)):
+    if is_server(server) and "\\" not in authority and not any(map(_AT.search, behind)):
         password = credentials.partition(":")[2] or credentials
-        secrets = {credentials, password, *behind, *_BETWEEN_WORDS.split(password)}
+        # Clients encode a user without a password with a colon.
+        pair = credentials if ":" in credentials else f"{credentials}:"
+        secrets = {credentials, pair, password, *behind, *_BETWEEN_WORDS.split(password)}
     else:
         begins = [0, *(found.end() for found in _BETWEEN_WORDS.finditer(rest))]
         ends = [*(found.start() for found in _AT.finditer(rest)), len(rest)]

@@ -23,6 +23,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
+from spark_jobs.redaction import TOKEN_VARIABLE
 from spark_jobs.spark_server.folder import Address, ServerFolder
 from spark_jobs.spark_server.port import LOOPBACK, allow_listening, offer_port, reserve_port
 from spark_jobs.spark_server.workers import end_workers, write_interpreter
@@ -34,7 +35,6 @@ IDLE_SETTING = "spark.stream_assets.server.idleSeconds"
 PLUGINS = "spark.plugins"
 PORT = "spark.connect.grpc.binding.port"
 CONNECT_PLUGIN = "org.apache.spark.sql.connect.SparkConnectPlugin"
-TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105 - the name of a variable
 IDLE_SECONDS = 900.0
 POLL_SECONDS = 1.0
 # After this number of sessions, a server ends once it has no client: Spark keeps a thread for each kind of worker that

@@ -207,6 +207,11 @@ def test_a_server_that_did_not_start_names_the_causes_and_not_the_frames(tmp_pat
     assert lines == ["unresolved dependency: a#b;1", "Caused by: java.B: no room", "PySparkError: it exited"]
 
 
+def test_the_token_of_a_remote_session_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_CONNECT_AUTHENTICATE_TOKEN", SECRET)
+    assert redacted(f"the gateway does not know {SECRET}") == "the gateway does not know [hidden]"
+
+
 def test_the_end_of_the_log_of_a_server_is_repeated_without_secrets(tmp_path: Path) -> None:
     folder = made(tmp_path, "server")
     option = f"-javax.net.ssl.keyStorePassword={SECRET}"

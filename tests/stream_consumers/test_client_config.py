@@ -207,6 +207,7 @@ def test_the_host_of_a_proxy_is_shown(scheme: str, end: str, monkeypatch: pytest
         "//me:h7x2q@proxy:3128",
         "http:/me:h7x2q@proxy:3128",
         "http:///me:h7x2q@proxy:3128",
+        "http://me:h7x2q@proxy\\x@other:3128",
     ],
 )
 def test_the_pair_of_a_user_and_a_password_is_hidden_if_the_host_is_unclear(
@@ -214,6 +215,18 @@ def test_the_pair_of_a_user_and_a_password_is_hidden_if_the_host_is_unclear(
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", address)
     assert redact_options("no h7x2q or bWU6aDd4MnE=", {}) == "no [hidden] or [hidden]="
+
+
+@pytest.mark.parametrize(
+    ("address", "code"),
+    [("http://k4mqh7x@proxy:3128", "azRtcWg3eDo="), ("http:// me:h7x2q@proxy:3128", "IG1lOmg3eDJx")],
+)
+def test_credentials_are_hidden_as_clients_encode_them(
+    address: str, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a colon behind a user without a password, and with the space before a user."""
+    monkeypatch.setenv("HTTP_PROXY", address)
+    assert redact_options(f"denied: {code}", {}).rstrip("=") == "denied: [hidden]"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from spark_jobs.redaction import TOKEN_VARIABLE
 from spark_jobs.spark_server import process
 from spark_jobs.spark_server.folder import ServerFolder
 from spark_jobs.spark_start import JAVA_OPTIONS
@@ -64,7 +65,7 @@ def test_a_server_has_the_options_of_java_that_a_user_sets_for_all_of_spark(
 
     monkeypatch.setattr(process, "launch", launch)
     monkeypatch.setattr(process, "reserve_port", lambda: SimpleNamespace(getsockname=lambda: ("127.0.0.1", 1)))
-    for name in ("SPARK_LOCAL_IP", "PYSPARK_PYTHON", process.TOKEN_VARIABLE):
+    for name in ("SPARK_LOCAL_IP", "PYSPARK_PYTHON", TOKEN_VARIABLE):
         monkeypatch.setenv(name, "python3")
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
     (tmp_path / "spark-defaults.conf").write_text(f"{JAVA_OPTIONS} -Xss2m")
