@@ -461,8 +461,7 @@ def certain_facts(source: BatchSource, extents: Mapping[Shard, Extent], position
         shard: (position, known)
         for shard, (position, known) in position_facts_in(source.hint(positions)).items()
         if position <= 0
-        or position >= extents[shard].end
-        or (extents[shard].start < position and (known.deleted or 0) < position)
+        or ((known.deleted or 0) < position and (position >= extents[shard].end or extents[shard].start < position))
     }
 
 

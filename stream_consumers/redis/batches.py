@@ -484,12 +484,17 @@ class RedisBatchSource(BatchSource):
         removed in all since, but the number of those added may be uncertain, so that only ``counts_all`` compares it,
         and all that :meth:`recreated` compares.
         """
+        kept = dict(self._facts)
+        if counts_all:
+            known = facts.keys() & self._facts.keys()
+            self._facts |= {shard: now for shard, now in self.server.facts_of(known).items() if now is not None}
         found = {shard: self._first_late(shard, sorted(places), counts_all) for shard, places in facts.items()}
+        if counts_all:
+            # All else refers to the last extents, so that what was removed since is not taken for accounted.
+            self._facts = kept
         return {shard: position for shard, position in found.items() if position is not None}
 
     def _first_late(self, shard: Shard, places: Iterable[tuple[int, PositionFacts]], counts_all: bool) -> int | None:
-        if counts_all and shard in self._facts and (facts := self.server.facts(shard)) is not None:
-            self._facts[shard] = facts
         look: Look | None = None
         counted_from = 0
         for position, known in places:

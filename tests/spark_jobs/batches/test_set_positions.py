@@ -208,16 +208,8 @@ def test_an_accept_reads_what_was_sent_late_before_an_entry_that_was_sent_again(
     assert group.held() <= group.rows().keys()
 
 
-@pytest.mark.parametrize("call", range(12))
-def test_an_accept_reads_what_was_sent_late_while_the_last_entry_is_sent_again(
-    group: RedisGroup, call: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As many entries came late as were lost; the lost one is sent again before a look at the stream."""
-    dump, at = group.dump(0), group.milliseconds
-    group.milliseconds = at + 19
-    group.add(1)
-    group.ingest()
-    send_again(group, dump, at, 5)
+def accept_while(group: RedisGroup, call: int, action: Callable[[], object]) -> None:
+    """Accept a cut stream, and let something happen before a look at the stream."""
     looks = itertools.count()
 
     def hooked(name: str) -> Callable[..., object]:
@@ -225,18 +217,51 @@ def test_an_accept_reads_what_was_sent_late_while_the_last_entry_is_sent_again(
 
         def found(*arguments: object, **named: object) -> object:
             if next(looks) == call:
-                group.milliseconds = at + 19
-                group.add(1, 0)
+                action()
             return look(*arguments, **named)
 
         return found
 
-    with monkeypatch.context() as patched:
+    with pytest.MonkeyPatch.context() as patched:
         for name in ("with_late_messages", "last_messages"):
             patched.setattr(RedisBatchSource, name, hooked(name))
         group.accept(is_cut=True)
+
+
+@pytest.mark.parametrize("call", range(12))
+def test_an_accept_reads_what_was_sent_late_while_the_last_entry_is_sent_again(group: RedisGroup, call: int) -> None:
+    """As many entries came late as were lost."""
+    dump, at = group.dump(0), group.milliseconds
+    group.milliseconds = at + 19
+    group.add(1)
+    group.ingest()
+    send_again(group, dump, at, 5)
+
+    def send() -> None:
+        group.milliseconds = at + 19
+        group.add(1, 0)
+
+    accept_while(group, call, send)
     group.ingest()
     assert group.held() <= group.rows().keys()
+
+
+@pytest.mark.parametrize("call", range(1, 12))
+def test_what_is_deleted_unread_while_a_stream_is_accepted_is_reported(group: RedisGroup, call: int) -> None:
+    dump = group.dump(0)
+    group.add(5)
+    group.ingest()
+    group.fail_over(0, dump)
+
+    def add_and_delete() -> None:
+        group.add(5, 0)
+        newest = group.client.xrevrange(group.keys[0], count=5)
+        group.client.xdel(group.keys[0], *(entry for entry, _ in newest))
+
+    accept_while(group, call, add_and_delete)
+    if call > 8:
+        add_and_delete()
+    assert group.losses().keys() == {group.shard(0, 2)}
 
 
 @pytest.mark.parametrize("is_cleaned", [False, True])
