@@ -18,6 +18,7 @@ that are known there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -452,10 +453,10 @@ def _same_up_to(
     message that was removed counts as neither, and one that was lost differs. Each look-up also finds the messages
     before it that are missing, because it returns the last one that the stream holds up to there.
 
-    Where producers choose the sequences, and the source counts its messages, one that is the same tells nothing of
-    those before it, because a lost message may have been sent again after others. So all are compared, up to the first
-    that differs. One is only the same if its batch has counted the messages, and there are as many before it as then.
-    The messages are counted last, so that those that came before one that was found are in the count.
+    A producer of Redis can send a lost message again, with its id, after new ones. A later message may then be the same
+    although an earlier one differs. So where the source counts its messages, each remembered message is compared, from
+    the oldest to the first that differs. A message is only the same if the facts after its batch are known and show
+    that no message came late. The source counts after all look-ups, so that it also counts what came during them.
     """
     remembered = _remembered(ingestion.ledger(), state, shards)
     facts = {shard: [at for at in messages.values() if at] for shard, messages in remembered.items()}
@@ -479,7 +480,7 @@ def _same_up_to(
                     same[shard][message.sequence + 1] = at[0] if at else message.sequence + 1
     late = source.with_late_messages({shard: places for shard, places in facts.items() if places}, counts_all=True)
     return {
-        shard: max((end for end, place in ends.items() if place < late.get(shard, place + 1)), default=MIN_SEQUENCE)
+        shard: max((end for end, place in ends.items() if place < late.get(shard, math.inf)), default=MIN_SEQUENCE)
         for shard, ends in same.items()
     }
 

@@ -484,34 +484,35 @@ class RedisBatchSource(BatchSource):
         removed in all since, but the number of those added may be uncertain, so that only ``counts_all`` compares it,
         and all that :meth:`recreated` compares.
         """
-        kept = dict(self._facts)
+        # Those of the last extents stay as they are, so that what was removed since is not taken for accounted.
+        now = {shard: self._facts[shard] for shard in facts.keys() & self._facts.keys()}
         if counts_all:
-            known = facts.keys() & self._facts.keys()
-            self._facts |= {shard: now for shard, now in self.server.facts_of(known).items() if now is not None}
-        found = {shard: self._first_late(shard, sorted(places), counts_all) for shard, places in facts.items()}
-        if counts_all:
-            # All else refers to the last extents, so that what was removed since is not taken for accounted.
-            self._facts = kept
+            now |= {shard: newer for shard, newer in self.server.facts_of(now).items() if newer is not None}
+        found = {shard: self._first_late(shard, now[shard], sorted(facts[shard]), counts_all) for shard in now}
         return {shard: position for shard, position in found.items() if position is not None}
 
-    def _first_late(self, shard: Shard, places: Iterable[tuple[int, PositionFacts]], counts_all: bool) -> int | None:
+    def _first_late(
+        self, shard: Shard, now: StreamFacts, places: Iterable[tuple[int, PositionFacts]], counts_all: bool
+    ) -> int | None:
         look: Look | None = None
         counted_from = 0
         for position, known in places:
-            now = self._facts.get(shard)
-            if now is None or now.added is None or known.removed is None:
+            if now.added is None or known.removed is None:
                 continue
             if not now.is_complete_from(position) and not counts_all:
                 continue
             if now.held_from(position) is None and now.added - known.added > EXACT_COUNT and not counts_all:
                 continue  # A later batch finds it: what one counts too few, all later ones do.
-            look = self._look_ahead(shard, look, counted_from, position) if look else self._look(shard, position)
-            counted_from = position
-            missing = (look.facts.added or 0) - known.added - look.most
-            if look.facts.is_complete_from(position):
+            if look is None:
+                look = self.server.look(shard, position, now)
+            else:
+                look = self._look_ahead(shard, look, counted_from, position)
+            now, counted_from = look.facts, position
+            missing = (now.added or 0) - known.added - look.most
+            if now.is_complete_from(position):
                 is_late = missing != 0
             else:
-                is_late = missing > max(0, (look.facts.removed or 0) - known.removed)
+                is_late = missing > max(0, (now.removed or 0) - known.removed)
             if is_late or (counts_all and self._contradicts(shard, position, known, look)):
                 return position
         return None
@@ -521,7 +522,7 @@ class RedisBatchSource(BatchSource):
         between = self.server.count(shard, start, position)
         now = self.server.facts(shard)
         if now is None or not (now.is_complete_from(start) or now.removed == look.facts.removed):
-            return self._look(shard, position)
+            return self.server.look(shard, position, look.facts)
         return Look(look.facts, look.least - between, look.most - between)
 
     def last_messages(self, ranges: Mapping[Shard, Range]) -> Mapping[Shard, LastMessage]:
