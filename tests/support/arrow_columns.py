@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import types as t
 
 from spark_jobs.decoding.decoders import Decoder
+from spark_jobs.decoding.isolation import decode_isolated
 from spark_jobs.reading.spark_types import arrow_schema
 
+CRASHED = "crashed"
 _TOKEN = re.compile(r"`((?:[^`]|``)*)`|([A-Za-z_][A-Za-z_0-9]*)|([<>(),:]|\d+)")
 _SIMPLE = {
     "BIGINT": t.LongType(),
@@ -42,6 +45,25 @@ def decode(decoder: Decoder, payloads: Sequence[bytes | None]) -> tuple[list[dic
     rows.validate(full=True)
     assert len(decoded.errors) == len(payloads)
     return rows.to_pylist(), decoded.errors.to_pylist()
+
+
+def decode_isolated_each(decoder: Decoder, payloads: Sequence[bytes]) -> tuple[list[dict[str, Any]], list[str | None]]:
+    """The rows and errors of payloads in blocks of their own; the error of one that ends a process is ``CRASHED``."""
+    schema = arrow_columns(decoder.ddl())
+    blocks = [pa.record_batch({"payload": pa.array([payload], pa.binary())}) for payload in payloads]
+    batches = decode_isolated(blocks, partial(_decoded, decoder, schema), partial(_crashed, schema))
+    found = pa.Table.from_batches(batches).to_pylist()
+    return [row["row"] for row in found], [row["error"] for row in found]
+
+
+def _decoded(decoder: Decoder, schema: pa.Schema, block: pa.RecordBatch) -> pa.RecordBatch:
+    decoded = decoder.decode(block["payload"], schema)
+    rows = pa.StructArray.from_arrays(list(decoded.columns), fields=list(schema))
+    return pa.record_batch({"row": rows, "error": decoded.errors})
+
+
+def _crashed(schema: pa.Schema, message: pa.RecordBatch, reason: str) -> pa.RecordBatch:
+    return pa.record_batch({"row": pa.nulls(1, pa.struct(list(schema))), "error": [CRASHED]})
 
 
 def spark_columns(ddl: str) -> t.StructType:

@@ -46,6 +46,11 @@ class Writes:
 def clean_log(table: str) -> None:
     """Somebody else commits, much later Delta removes the commits from before the newest checkpoint."""
     DeltaTable(table).alter.set_table_properties({"delta.logRetentionDuration": "interval 1 day"})
+    remove_older_commits(table)
+
+
+def remove_older_commits(table: str) -> None:
+    """Delta removes the commits from before the newest one, which it has made a checkpoint of."""
     DeltaTable(table).create_checkpoint()
     for commit in sorted(Path(table, "_delta_log").glob("*.json"))[:-1]:
         commit.unlink()

@@ -30,7 +30,7 @@ from stream_consumers.messages import Shard
 from stream_consumers.redis.batches import RedisBatchSource
 from stream_consumers.redis.entries import to_sequence
 from stream_consumers.urls import StreamUrl
-from tests.support.delta_writes import clean_log
+from tests.support.delta_writes import clean_log, remove_older_commits
 from tests.support.groups_without_spark import (
     NO_SPARK,
     GroupWithoutSpark,
@@ -270,9 +270,7 @@ def test_an_accept_takes_no_counts_for_those_of_an_earlier_message(group: RedisG
     dump, at = group.dump(0), group.milliseconds
     for offset in (10, 20, 30, 40):
         if is_cleaned and offset == 40:
-            DeltaTable(group.what.table).create_checkpoint()
-            for commit in sorted(Path(group.what.table, "_delta_log").glob("*.json"))[:-1]:
-                commit.unlink()
+            remove_older_commits(group.what.table)
         group.milliseconds = at + offset - 1
         group.add(1)
         group.ingest()

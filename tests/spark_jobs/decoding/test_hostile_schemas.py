@@ -7,7 +7,6 @@ import json
 import os
 import threading
 import tracemalloc
-from functools import partial
 
 import fastavro
 import pyarrow as pa
@@ -19,7 +18,6 @@ from spark_jobs.decoding.avro import Avro, avro_decoding
 from spark_jobs.decoding.avro_resolution import default_of
 from spark_jobs.decoding.avro_schema import columns_ddl, parse_avro
 from spark_jobs.decoding.isolated_process import limited_memory
-from spark_jobs.decoding.isolation import decode_isolated
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.decoding.json_schema import JsonSchema, cpu_limit
 from spark_jobs.decoding.protobuf import Protobuf, message_check
@@ -32,7 +30,7 @@ from stream_consumers.errors import (
     SchemaRegistryError,
     StreamAssetsError,
 )
-from tests.support.arrow_columns import arrow_columns, decode
+from tests.support.arrow_columns import CRASHED, arrow_columns, decode, decode_isolated_each
 from tests.support.schema_registry import schema_registry
 
 QUICK = {"max.retries": 0, "timeout": 5}
@@ -276,21 +274,11 @@ def test_messages_of_a_recursive_avro_schema_are_dead_letters_and_end_no_process
     recursive = record(field("long"), field(record(field("type_0", "y"), name="type_0"), "x"))
     bad = framed(registry.register("bad-value", json.dumps(recursive | PARSED)), body)
     decoder = decoder_of(registry, "AVRO").resolved()
-    # One message more than may end a process, each in a block of its own.
-    blocks = [pa.record_batch({"payload": [payload]}) for payload in [good, *[bad] * 25, good]]
-    found = pa.Table.from_batches(decode_isolated(blocks, partial(decoded_block, decoder), crashed)).to_pylist()
-    assert [row["id"] for row in found] == [7, *[None] * 25, 7]
-    assert [row["error"] is None for row in found] == [True, *[False] * 25, True]
-    assert "crashed" not in {row["error"] for row in found}
-
-
-def decoded_block(decoder, block):
-    decoded = decoder.decode(block["payload"], pa.schema({"id": pa.int64()}))
-    return pa.record_batch({"id": decoded.columns[0], "error": decoded.errors})
-
-
-def crashed(message, reason):
-    return pa.record_batch({"id": pa.nulls(1, pa.int64()), "error": ["crashed"]})
+    # More messages than may end a process.
+    rows, errors = decode_isolated_each(decoder, [good, *[bad] * 25, good])
+    assert [row["id"] for row in rows] == [7, *[None] * 25, 7]
+    assert [error is None for error in errors] == [True, *[False] * 25, True]
+    assert CRASHED not in errors
 
 
 def test_a_name_that_is_that_of_a_simple_type_means_the_simple_type():
@@ -393,9 +381,8 @@ ODD_MAPS = {
 
 def descriptors(change):
     """The schema of a message with an id, after a change that no compiler makes, as a registry returns it."""
-    file = compiled({"order.proto": 'syntax = "proto2"; message Order { optional int64 id = 5; }'}, "order.proto").file[
-        -1
-    ]
+    text = 'syntax = "proto2"; message Order { optional int64 id = 5; }'
+    (file,) = compiled({"order.proto": text}, "order.proto").file
     change(file)
     return base64.b64encode(file.SerializeToString()).decode()
 
@@ -403,17 +390,14 @@ def descriptors(change):
 @pytest.mark.parametrize("change", ODD_MAPS.values(), ids=ODD_MAPS)
 def test_an_entry_of_a_map_is_as_the_compiler_makes_it(registry, change):
     text = 'syntax = "proto2"; message Order { optional int64 id = 5; map<string, int32> m = 2; }'
-    good, bad = (
-        registry.register("good-value", text, "PROTOBUF"),
-        registry.register("bad-value", descriptors(change), "PROTOBUF"),
-    )
+    good = registry.register("good-value", text, "PROTOBUF")
+    bad = registry.register("bad-value", descriptors(change), "PROTOBUF")
     decoder = decoder_of(registry, "PROTOBUF").resolved()
     payloads = [framed(good, b"\0\x28\x07"), *[framed(bad, b"\0\x28\x07")] * 25, framed(good, b"\0\x28\x07")]
-    # One message more than may end a process, each in a block of its own.
-    blocks = [pa.record_batch({"payload": [payload]}) for payload in payloads]
-    found = pa.Table.from_batches(decode_isolated(blocks, partial(decoded_block, decoder), crashed)).to_pylist()
-    assert [row["id"] for row in found] == [7, *[None] * 25, 7]
-    assert "crashed" not in {row["error"] for row in found}
+    # More messages than may end a process.
+    rows, errors = decode_isolated_each(decoder, payloads)
+    assert [row["id"] for row in rows] == [7, *[None] * 25, 7]
+    assert CRASHED not in errors
     with pytest.raises(SchemaMismatchError):
         decoder_of(registry, "PROTOBUF", "bad-value").resolved()
 

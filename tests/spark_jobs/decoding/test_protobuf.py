@@ -5,9 +5,7 @@ import struct
 import sys
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
-from functools import partial
 
-import pyarrow as pa
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
@@ -17,12 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_jobs.decoding.avro import Avro
-from spark_jobs.decoding.isolation import decode_isolated
 from spark_jobs.decoding.protobuf import Protobuf, message_check
 from spark_jobs.decoding.protobuf_schema import MessageSchema, compiled
 from spark_jobs.decoding.schema_registry import SchemaRegistry
 from stream_consumers.errors import InvalidOptionError, MissingDependencyError, SchemaMismatchError
-from tests.support.arrow_columns import arrow_columns, decode
+from tests.support.arrow_columns import CRASHED, decode, decode_isolated_each
 from tests.support.profiles import examples
 from tests.support.schema_registry import schema_registry
 
@@ -291,18 +288,8 @@ def test_missing_fields_are_named_once():
 def test_a_key_that_is_no_unicode_ends_no_process():
     """The library looks for missing fields and ends it."""
     decoder = Protobuf('syntax = "proto2"; message M { map<string, V> by = 1; } message V { required int32 a = 1; }')
-    blocks = [pa.record_batch({"payload": [b"\x0a\x03\x0a\x01\xff"]}) for _ in range(25)]
-    found = pa.Table.from_batches(decode_isolated(blocks, partial(decoded_block, decoder), crashed)).to_pylist()
-    assert {row["error"] for row in found}.isdisjoint({None, "crashed"})
-
-
-def decoded_block(decoder, block):
-    found = decoder.decode(block["payload"], arrow_columns(decoder.ddl()))
-    return pa.record_batch({"error": found.errors})
-
-
-def crashed(message, reason):
-    return pa.record_batch({"error": ["crashed"]})
+    _, errors = decode_isolated_each(decoder, [b"\x0a\x03\x0a\x01\xff"] * 25)
+    assert {None, CRASHED}.isdisjoint(errors)
 
 
 def test_a_required_closed_enum_is_there_whatever_its_number():
