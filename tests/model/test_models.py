@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.model import (
+    accepts,
     adoption,
     claims,
     cleaned,
@@ -25,6 +26,7 @@ from tests.model import (
 from tests.model.search import Variant
 
 MODELS = {
+    "accepts": accepts.VARIANTS,
     "adoption": adoption.VARIANTS,
     "resumable": resumable.VARIANTS,
     "load_balanced": load_balanced.VARIANTS,
