@@ -299,9 +299,11 @@ def _once(name: str, make: Callable[[Path], None]) -> Path:
 def download(coordinates: Sequence[tuple[str, str, str]], target: Path, *, is_alone: bool = False) -> None:
     """Download artifacts with the Ivy that pyspark ships, and retry, because a repository may fail temporarily.
 
-    Ivy gets its own cache, because it fails on a Maven cache with a pom but no jar.
+    Ivy gets its own cache, because it fails on a Maven cache with a pom but no jar. It is deleted: Ivy writes the
+    URL of the repository into files that all users may read, and the path of a URL may be a key.
     """
-    target.mkdir(parents=True, exist_ok=True)
+    cache = target / "ivy"
+    cache.mkdir(parents=True, exist_ok=True)
     transitive = str(not is_alone).lower()
     wanted = "".join(
         f'<dependency org="{group}" name="{name}" rev="{revision}" conf="default" transitive="{transitive}"/>'
@@ -314,7 +316,7 @@ def download(coordinates: Sequence[tuple[str, str, str]], target: Path, *, is_al
     )
     ivy = next((Path(pyspark.__file__).parent / "jars").glob("ivy-*.jar"))
     pattern = target / "[artifact]-[revision].[ext]"
-    command = [java(), "-jar", str(ivy), "-cache", str(cache_folder() / "ivy"), "-ivy", str(module)]
+    command = [java(), "-jar", str(ivy), "-cache", str(cache), "-ivy", str(module)]
     if repository := os.environ.get(REPOSITORY_VARIABLE):
         if "@" in repository:
             # Ivy writes the URL into its cache and its report.
@@ -334,6 +336,7 @@ def download(coordinates: Sequence[tuple[str, str, str]], target: Path, *, is_al
         if done.returncode == 0 and any(target.glob("*.jar")):
             for file in target.glob("*.xml"):
                 file.unlink()
+            shutil.rmtree(cache)
             return
         if pause is not None:
             time.sleep(pause)

@@ -161,9 +161,7 @@ def address_secrets(address: str) -> set[str]:
     credentials, _, server = authority.rpartition("@")
     if is_server(server) and "\\" not in authority and not any(map(_AT.search, behind)):
         password = credentials.partition(":")[2] or credentials
-        # Clients encode a user without a password with a colon.
-        pair = credentials if ":" in credentials else f"{credentials}:"
-        secrets = {credentials, pair, password, *behind, *_BETWEEN_WORDS.split(password)}
+        secrets = {credentials, password, *behind, *_BETWEEN_WORDS.split(password)}
     else:
         begins = [0, *(found.end() for found in _BETWEEN_WORDS.finditer(rest))]
         ends = [*(found.start() for found in _AT.finditer(rest)), len(rest)]

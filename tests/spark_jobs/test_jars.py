@@ -125,7 +125,7 @@ def test_where_there_is_no_network_a_copy_of_the_cache_is_enough(
 
 def test_a_mirror_is_asked_in_place_of_the_public_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With Ivy itself: the artifact is nowhere else."""
-    place = tmp_path / "mirror" / "org" / "example" / "parts" / "1.0"
+    place = tmp_path / "mirror" / "k3y" / "org" / "example" / "parts" / "1.0"
     place.mkdir(parents=True)
     names = "<groupId>org.example</groupId><artifactId>parts</artifactId><version>1.0</version>"
     (place / "parts-1.0.pom").write_text(f"<project><modelVersion>4.0.0</modelVersion>{names}</project>")
@@ -134,7 +134,7 @@ def test_a_mirror_is_asked_in_place_of_the_public_repository(tmp_path: Path, mon
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     monkeypatch.setenv(jars.CACHE_VARIABLE, str(tmp_path / "cache"))
-    monkeypatch.setenv(jars.REPOSITORY_VARIABLE, f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv(jars.REPOSITORY_VARIABLE, f"http://127.0.0.1:{server.server_port}/k3y")
     monkeypatch.setattr(jars, "RETRY_PAUSES_SECONDS", ())
     try:
         folder = jars.resolved(COORDINATE)
@@ -144,6 +144,8 @@ def test_a_mirror_is_asked_in_place_of_the_public_repository(tmp_path: Path, mon
         thread.join()
     assert {file.name for file in folder.iterdir()} == {"parts-1.0.jar", jars.COMPLETE}
     assert (folder / "parts-1.0.jar").read_bytes() == b"of the mirror"
+    kept = [file for file in (tmp_path / "cache").rglob("*") if file.is_file()]
+    assert not [file for file in kept if b"k3y" in file.read_bytes()], "its path may be a key"
 
 
 class QuietHandler(SimpleHTTPRequestHandler):

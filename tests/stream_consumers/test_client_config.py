@@ -219,7 +219,11 @@ def test_the_pair_of_a_user_and_a_password_is_hidden_if_the_host_is_unclear(
 
 @pytest.mark.parametrize(
     ("address", "code"),
-    [("http://k4mqh7x@proxy:3128", "azRtcWg3eDo="), ("http:// me:h7x2q@proxy:3128", "IG1lOmg3eDJx")],
+    [
+        ("http://k4mqh7x@proxy:3128", "azRtcWg3eDo="),
+        ("http://k4mqh7x@proxy:3128/a@b", "azRtcWg3eDo="),
+        ("http:// me:h7x2q@proxy:3128", "IG1lOmg3eDJx"),
+    ],
 )
 def test_credentials_are_hidden_as_clients_encode_them(
     address: str, code: str, monkeypatch: pytest.MonkeyPatch
