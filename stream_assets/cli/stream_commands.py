@@ -20,9 +20,16 @@ from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import Consumer
 from stream_consumers.create import StreamSource, create_consumer, create_producer
 from stream_consumers.display import counted, printable, shown_bytes
-from stream_consumers.errors import InvalidOptionError, SchemaMismatchError, StreamEndedError, TableUnreadableError
+from stream_consumers.errors import (
+    FormatError,
+    InvalidOptionError,
+    SchemaMismatchError,
+    StreamEndedError,
+    TableUnreadableError,
+)
+from stream_consumers.file.consumer import FileConsumer
 from stream_consumers.kafka.producer import KafkaProducer
-from stream_consumers.messages import Message, Receipt, Shard, now_milliseconds, utc_text
+from stream_consumers.messages import DeadLetter, Message, Receipt, Shard, now_milliseconds, utc_text
 from stream_consumers.options import (
     DEFAULT_BEACON_INTERVAL,
     AutoStreamReset,
@@ -270,7 +277,8 @@ def relay(
 
     Streams, shards and times are kept; TARGET assigns new sequences. A single stream may go to a stream of another
     name. Lines without a stream go to the first stream of TARGET. A pipe ends when it is closed. After an error, the
-    command reports messages that were read, but may not have arrived. Every run starts at the beginning.
+    command reports messages that were read, but may not have arrived. Every run starts at the beginning. If SOURCE has
+    dead letters, which are not sent, the exit code is 1.
 
     \b
     Examples:
@@ -288,8 +296,15 @@ def relay(
     if shards is not None and not backend.creates_shards:
         raise InvalidOptionError(f"--shards is for Kafka and Redis, not for {to_url.shown}", remedy="Leave it out.")
     options = StdioProducerOptions(bare=True) if bare else None
+    dead_letters = 0
+
+    def note(dead: DeadLetter) -> None:
+        nonlocal dead_letters
+        dead_letters += 1
+        print_dead_letter(dead)
+
     with (
-        create_consumer(from_url, live=live, client=source_client, on_dead_letter=print_dead_letter) as consumer,
+        create_consumer(from_url, live=live, client=source_client, on_dead_letter=note) as consumer,
         create_producer(to_url, client=target_client, producer_options=options, shards=shards) as producer,
     ):
         sent = RelayProgress(producer)
@@ -313,6 +328,13 @@ def relay(
         inform(f"the target cannot keep the key, headers or null payload of {counted(sent.stripped, 'message')}")
     if isinstance(consumer, StdioConsumer) and consumer.unclaimed:
         inform(f"not sent: {counted(consumer.unclaimed, 'line')} of other streams")
+    if isinstance(consumer, FileConsumer) and consumer.unfinished_bytes:
+        inform(f"not sent: an unfinished message, the last {counted(consumer.unfinished_bytes, 'byte')} of the file")
+    if dead_letters:
+        raise FormatError(
+            f"{counted(dead_letters, 'dead letter')} of {from_url.shown} could not be sent",
+            remedy="All other messages were sent. Look for what is missing at the places above.",
+        )
 
 
 def route_streams(source: StreamUrl, target: StreamUrl) -> Mapping[str, str]:

@@ -470,7 +470,7 @@ class FileBatchSource(BatchSource):
                 "shard, and too few messages follow to decide whether it is damaged: the last "
                 f"{scanner.incomplete_bytes} bytes are read when more messages are written"
             )
-        if scanner.has_unreadable_tail():
+        if scanner.unreadable_tail():
             return (
                 f"{self._path} is damaged at offset {scanner.offset}, and no beacon after it marks where messages "
                 f"begin again: the last {scanner.incomplete_bytes} bytes, which may contain messages, cannot be read. "

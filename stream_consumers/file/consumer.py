@@ -44,6 +44,10 @@ class FileConsumer(Consumer):
         reset: where to start.
         live: wait for more messages at the end of the file; otherwise the end of the file ends the stream.
         on_dead_letter: called with each damaged frame; by default it is logged. Reading continues after the frame.
+            Without ``live``, what cannot be read at the end of the file is one dead letter, too.
+
+    Attributes:
+        unfinished_bytes: the size of an unfinished message at which the consumer ended; 0 without one.
 
     Raises:
         InvalidOptionError: ``latest`` without ``live`` would read nothing.
@@ -80,6 +84,7 @@ class FileConsumer(Consumer):
         self._items: Iterator[Frame | Damage] = iter(())
         self._ended = False
         self._passed_end: int | None = None
+        self.unfinished_bytes = 0
         if reset is AutoStreamReset.LATEST:
             self.rewind(Edge.END)
 
@@ -87,8 +92,9 @@ class FileConsumer(Consumer):
         with self._lock:
             self._check_open()
             message = self._next_available()
-            if message is None and (self._ended or not self._live):
-                self._ended = True
+            if message is None and not self._live and not self._ended:
+                self._end()
+            if message is None and self._ended:
                 raise end_of_stream(self._path)
             if message is None:
                 try:
@@ -164,8 +170,16 @@ class FileConsumer(Consumer):
                 self._report(item)
             elif not item.is_control and self._is_wanted(item):
                 return Message(item.shard, item.sequence, item.timestamp_ms, item.payload)
-        self._ended = is_at_end and not self._scanner.incomplete_bytes
+        self._ended = is_at_end and self._scanner.size <= self._scanner.offset
         return None
+
+    def _end(self) -> None:
+        """End at the end of the file, and report the bytes there that cannot be read."""
+        self._ended = True
+        if tail := self._scanner.unreadable_tail():
+            self._report(tail)
+        else:
+            self.unfinished_bytes = self._scanner.incomplete_bytes
 
     def _is_wanted(self, frame: Frame) -> bool:
         shard = frame.shard
@@ -218,7 +232,7 @@ class FileConsumer(Consumer):
                 return None
             if self._is_place(item, is_before):
                 return True
-        return None if scanner.has_unreadable_tail() else False
+        return None if scanner.unreadable_tail() else False
 
     def _is_place(self, item: Frame | Damage, is_before: IsBefore) -> bool:
         return isinstance(item, Frame) and item.shard in self._assignment and not is_before(item)
@@ -242,7 +256,7 @@ class FileConsumer(Consumer):
             is_intact = any(map(scanner.skip_spliced, beacons)) and not any(
                 isinstance(block, Damage) for block in scanner.blocks(is_checked=False)
             )
-            if not is_intact or scanner.has_unreadable_tail():
+            if not is_intact or scanner.unreadable_tail():
                 # The beacon or what follows it is damaged.
                 scanner.seek(HEADER_SIZE)
                 deque(scanner.blocks(is_checked=False), maxlen=0)

@@ -206,7 +206,7 @@ class FileProducer(Producer):
                     shards[item.shard] = state.after(item.sequence, item.timestamp_ms or 0, 0)
             end, size, interval = scanner.offset, scanner.size, scanner.header.beacon_interval
             end_of_messages = scanner.resume_offset
-            is_unfinished = not scanner.has_unreadable_tail()
+            is_unfinished = not scanner.unreadable_tail()
         if not is_unfinished:
             # Readers continue at the next beacon. The hole before it takes no space on the disk.
             kept, end = size - end, -(-size // interval) * interval

@@ -658,6 +658,8 @@ class FrameScanner(_FrameReader, ClosesOnExit):
         self.path, self.header = self._file.path, self._file.header
         self._span, self._pause, self._singles = MAX_SPAN, 1, 0
         self._streams, self._at_jump = streams, at_jump
+        # The size of the file when the last iteration began.
+        self._pass_end = start
         self._begin(start, previous, missing)
 
     def close(self) -> None:
@@ -691,8 +693,8 @@ class FrameScanner(_FrameReader, ClosesOnExit):
 
     @property
     def incomplete_bytes(self) -> int:
-        """The number of bytes after the last item, which are not a whole frame yet."""
-        return max(0, self.size - self.offset)
+        """The number of bytes after the last item, not whole frames yet, that were there when the iteration began."""
+        return max(0, self._pass_end - self.offset)
 
     @property
     def is_undecided(self) -> bool:
@@ -707,9 +709,12 @@ class FrameScanner(_FrameReader, ClosesOnExit):
         is_near = sequence <= greatest_next(shard, self._last.get(shard, -1), self._missing)
         return is_near or (shard not in self._last and self._begins_with_any_sequence())
 
-    def has_unreadable_tail(self) -> bool:
-        """Return whether the bytes after the last item are more than the begin of one message."""
-        return bool(self.incomplete_bytes) and not self.has_unfinished_message()
+    def unreadable_tail(self) -> Damage | None:
+        """Return the incomplete bytes as damage if they are more than the begin of one message."""
+        if not self.incomplete_bytes or self.has_unfinished_message():
+            return None
+        reason = self._lost or "its length exceeds the file, or a beacon within it is damaged"
+        return Damage(self.offset, self._pass_end, f"unreadable from here on: {reason}")
 
     def has_unfinished_message(self) -> bool:
         """Return whether the bytes after the last item are the begin of one message, which may be cut off.
@@ -720,7 +725,7 @@ class FrameScanner(_FrameReader, ClosesOnExit):
         if self._lost:
             return False
         try:
-            decode_beacon(self._file.read(self._read_to, min(MAX_BEACON_BYTES, self.size - self._read_to)))
+            decode_beacon(self._file.read(self._read_to, min(MAX_BEACON_BYTES, max(0, self._pass_end - self._read_to))))
         except BeaconError:
             return False
         after_key = self._position + 1 + (self._buffer[self._position] if self._position < len(self._buffer) else 0)
@@ -779,6 +784,7 @@ class FrameScanner(_FrameReader, ClosesOnExit):
         def find() -> Run | Frame | Damage | None:
             return (self._read_run(stop, is_checked) if in_runs else None) or self._next()
 
+        self._pass_end = self.size
         self._file.check_kept(self.resume_offset)
         self._reset(self.resume_offset)
         for found in self._found(find):

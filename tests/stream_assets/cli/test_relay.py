@@ -25,6 +25,7 @@ from stream_consumers.urls import StreamUrl
 from tests.support.polling import until
 from tests.support.redis_server import redis_server
 from tests.support.settings import ROOT
+from tests.support.ss_files import flip, items, numbered, payload_offset, write_file
 from tests.support.stdio_pipes import read_all
 
 RELAY = f"{shlex.quote(sys.executable)} -m stream_assets.cli.main relay"
@@ -211,6 +212,32 @@ def test_what_arrived_is_not_told_as_lost(monkeypatch: pytest.MonkeyPatch, memor
     assert failed.exit_code == 1
     assert "3 messages arrived" in failed.stderr
     assert "read, but may not have arrived: 2 of orders/0, sequences 3 to 4" in failed.stderr
+
+
+def test_dead_letters_of_a_file_end_it_with_an_error(tmp_path: Path, memory: str) -> None:
+    path = tmp_path / "a.ss"
+    source = f"file://{path}/orders"
+    write_file(path, numbered(20), interval=1024 * 1024)
+    for index, offset in ((9, 0), (14, -3)):
+        flip(path, payload_offset(items(path)[index]) + offset)
+    failed = run(source, f"{memory}orders")
+    assert failed.exit_code == 1
+    assert [m.sequence for m in messages(f"{memory}orders")] == list(range(13))
+    for offset in (items(path)[9].offset, items(path)[-1].end):
+        assert f" in orders/0 at offset {offset}: " in failed.stderr
+    assert "2 dead letters" in failed.stderr
+    peeked = CliRunner().invoke(main, ["peek", source])
+    assert len(peeked.stdout.splitlines()) == 13
+    assert f"at offset {items(path)[-1].end}" in peeked.stderr
+
+
+def test_an_unfinished_message_of_a_file_is_told(tmp_path: Path, memory: str) -> None:
+    path = write_file(tmp_path / "a.ss", numbered(5))
+    path.write_bytes(path.read_bytes()[:-5])
+    done = run(f"file://{path}/orders", f"{memory}orders")
+    assert done.exit_code == 0
+    assert f"the last {path.stat().st_size - items(path)[-1].end} bytes" in done.stderr
+    assert len(messages(f"{memory}orders")) == 4
 
 
 def test_streams_keep_their_names_or_one_gets_another(memory: str) -> None:

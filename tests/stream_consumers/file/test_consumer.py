@@ -409,6 +409,56 @@ def test_damage_is_logged_by_default(path: Path, url: str, caplog: pytest.LogCap
     assert "dead letter in orders/0" in record.getMessage()
 
 
+@pytest.mark.parametrize("interval", [1024, 1024 * 1024])
+def test_lost_framing_at_the_end_is_a_dead_letter(path: Path, url: str, interval: int) -> None:
+    write_file(path, numbered(100), interval=interval)
+    frame = items(path)[98 if interval == 1024 else 50]
+    flip(path, payload_offset(frame) - 3)  # The length of its payload.
+    data = path.read_bytes()
+    letters: list[DeadLetter] = []
+    with create_consumer(url, live=False, on_dead_letter=letters.append) as consumer:
+        assert sequences(consumer) == list(range(1, frame.sequence))
+        with pytest.raises(StreamEndedError):
+            consumer.next(0)
+    (letter,) = letters
+    assert (letter.sequence, letter.offset, letter.payload) == (None, frame.offset, data[frame.offset :])
+    letters.clear()
+    with create_consumer(url, on_dead_letter=letters.append) as consumer:
+        assert take(consumer, frame.sequence - 1) == list(range(1, frame.sequence))
+        assert consumer.next(0) is None
+        assert letters == [], "more bytes may decide"
+
+
+def test_an_unfinished_message_is_no_dead_letter(path: Path, url: str) -> None:
+    write_file(path, numbered(5))
+    path.write_bytes(path.read_bytes()[:-5])
+    letters: list[DeadLetter] = []
+    with create_consumer(url, live=False, on_dead_letter=letters.append) as consumer:
+        assert isinstance(consumer, file_consumer.FileConsumer)
+        assert sequences(consumer) == [1, 2, 3, 4]
+        assert consumer.unfinished_bytes == path.stat().st_size - items(path)[-1].end
+    assert letters == []
+
+
+def test_messages_that_are_written_at_the_end_are_no_dead_letter(
+    path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_file(path, numbered(5))
+    end = file_consumer.FileConsumer._end
+
+    def append(self: file_consumer.FileConsumer) -> None:
+        write_file(path, numbered(9))
+        end(self)
+
+    monkeypatch.setattr(file_consumer.FileConsumer, "_end", append)
+    letters: list[DeadLetter] = []
+    with create_consumer(url, live=False, on_dead_letter=letters.append) as consumer:
+        assert isinstance(consumer, file_consumer.FileConsumer)
+        assert sequences(consumer) == [1, 2, 3, 4, 5]
+        assert consumer.unfinished_bytes == 0
+    assert letters == []
+
+
 def test_damage_of_other_streams_is_not_reported(path: Path, url: str) -> None:
     write_file(path, numbered(20, shards=(ORDERS, CLICKS)))
     whole = items(path)
