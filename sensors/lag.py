@@ -85,7 +85,9 @@ class LagObserver:
         lost = {shard: part for shard, part in found.lost.items() if self._asset_of(shard) == key}
         extents = {**{shard: Extent(part.start, part.end) for shard, part in lost.items()}, **extents}
         total = sum(found.lag.get(shard, 0) for shard in extents)
-        is_blocked = any(extent.blocked for extent in extents.values())
+        # The bytes may contain messages of each stream.
+        tail = found.unreadable_tail
+        is_blocked = tail is not None or any(extent.blocked for extent in extents.values())
         records = [
             dg.TableRecord(
                 {
@@ -102,6 +104,7 @@ class LagObserver:
             key,
             metadata={
                 **self._common_metadata(status_of(total, is_blocked=is_blocked, is_lost=bool(lost))),
+                **({} if tail is None else {REASON: dg.MetadataValue.text(tail)}),
                 self.lag_key: dg.MetadataValue.int(total),
                 "stream/shards": dg.MetadataValue.table(records) if records else dg.MetadataValue.text("none"),
             },

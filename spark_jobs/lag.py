@@ -29,6 +29,8 @@ class Measurement:
         lag: the lag of each shard, an upper bound.
         is_exact: whether the time budget was enough to find all ends.
         lost: the range of each shard that is gone from the stream and was not read.
+        unreadable_tail: why the bytes after the last message of the stream cannot be read. They may contain messages,
+            which no lag counts and no run reads. ``None`` if there are none.
     """
 
     state: LedgerState
@@ -36,6 +38,7 @@ class Measurement:
     lag: Mapping[Shard, int]
     is_exact: bool
     lost: Mapping[Shard, Range] = field(default_factory=dict)
+    unreadable_tail: str | None = None
 
     @property
     def total(self) -> int:
@@ -48,7 +51,7 @@ class Measurement:
         return (
             f"lag {self.total}"
             + (f" ({shards})" if shards else f" in {counted(len(self.extents), 'shard')}")
-            + self.blocked()
+            + self.held_back()
         )
 
     def describe_lost(self) -> str:
@@ -56,10 +59,11 @@ class Measurement:
         parts = ", ".join(f"{shard}: {part.start} to {part.end}" for shard, part in sorted(self.lost.items()))
         return f"messages are gone from the stream that the group has not read: {parts}" if parts else ""
 
-    def blocked(self) -> str:
-        """Return the messages that an open transaction holds back, as text; empty if there are none."""
+    def held_back(self) -> str:
+        """Return what cannot be read after the last messages, as text; empty if there is nothing."""
         shards = _describe_counts({shard: extent.blocked for shard, extent in self.extents.items()})
-        return f"; blocked by an open transaction: {shards}" if shards else ""
+        parts = (f"blocked by an open transaction: {shards}" if shards else "", self.unreadable_tail)
+        return "".join(f"; {part}" for part in parts if part)
 
 
 def _describe_counts(counts: Mapping[Shard, int]) -> str:
@@ -109,7 +113,8 @@ def measure(
         # The next run determines where to continue in truncated shards, and reads at least the last message.
         behind = {**behind, **{shard: max(1, behind[shard]) for shard in cut}}
         lost = losses(opened, ingestion, state, extents)
-    return Measurement(state, extents, behind, is_exact, lost)
+        tail = opened.unreadable_tail()
+    return Measurement(state, extents, behind, is_exact, lost, tail)
 
 
 def _measure_claims(source: StreamSource, ingestion: Ingestion, ledger: Ledger) -> Measurement:
@@ -126,8 +131,8 @@ class StreamStatus(str, enum.Enum):
     """The status of a group in a stream.
 
     ``IDLE``: all readable messages are in the table. ``BEHIND``: there are messages to read. ``BLOCKED``: there are no
-    messages to read, because an open transaction holds back the next ones. ``LOST``: messages that were not read are
-    gone, or the stream is not the one that the group has read.
+    messages to read, because an open transaction holds back the next ones, or bytes after the last message cannot be
+    read. ``LOST``: messages that were not read are gone, or the stream is not the one that the group has read.
     """
 
     IDLE = "idle"
@@ -141,7 +146,7 @@ def status_of(lag: int, *, is_blocked: bool, is_lost: bool) -> StreamStatus:
 
     Args:
         lag: the lag of the group.
-        is_blocked: whether an open transaction holds back messages.
+        is_blocked: whether an open transaction holds back messages, or bytes after the last message cannot be read.
         is_lost: whether messages that were not read are gone.
 
     Example:
@@ -162,4 +167,5 @@ def describe_measurement(found: Measurement) -> str:
         for shard, extent in sorted(found.extents.items())
     }
     ended = {str(shard): part for shard, part in sorted(found.lost.items()) if shard not in found.extents}
-    return json.dumps({**shards, **ended})
+    tail = {"unreadable_tail": found.unreadable_tail} if found.unreadable_tail else {}
+    return json.dumps({**shards, **ended, **tail})

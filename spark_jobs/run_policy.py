@@ -289,11 +289,11 @@ def decide(
 
 
 def _no_lag(found: Measurement) -> str:
-    if lost := found.describe_lost():
-        return f"no lag, but {lost}"
+    if faults := [what for what in (found.describe_lost(), found.unreadable_tail) if what]:
+        return f"no lag, but {'; '.join(faults)}"
     if not found.extents:
         return "no lag: the stream is empty or does not exist"
-    return f"no lag: {counted(len(found.extents), 'shard')} read completely{found.blocked()}"
+    return f"no lag: {counted(len(found.extents), 'shard')} read completely{found.held_back()}"
 
 
 def _after_cancel(cancelled: PastRun | None, policy: RunPolicy, now: float) -> Decision | None:

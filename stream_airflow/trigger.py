@@ -130,7 +130,8 @@ class StreamLagTrigger(BaseEventTrigger):
                 past = requested.past(now)
                 decision = decide(found, past, waits, self.policy, is_first_from_the_end=self.declared.is_from_the_end)
                 # The numbers in a reason change all the time.
-                state = bool(decision.runs), bool(found.total), bool(past.in_flight), len(past.finished)
+                is_cut = found.unreadable_tail is not None
+                state = bool(decision.runs), bool(found.total), is_cut, bool(past.in_flight), len(past.finished)
                 if state != shown:
                     shown = state
                     self.log.info("%s", decision.reason or f"{found.describe()}: a run is wanted")

@@ -47,6 +47,8 @@ def build_lag_check(
 ) -> StreamCheck:
     """Build a check that the lag is small, and that no unread messages are lost. It queries the broker.
 
+    It fails if bytes after the last message of the stream cannot be read, because they may contain messages.
+
     Args:
         max_messages: the largest lag that passes.
         name: the name of the check.
@@ -70,7 +72,7 @@ def build_lag_check(
             return dg.AssetCheckResult(passed=False, description=found)
         lost = [f"{shard} {part.start} to {part.end}" for shard, part in sorted(found.lost.items())]
         return dg.AssetCheckResult(
-            passed=found.total <= max_messages and not lost,
+            passed=found.total <= max_messages and not lost and found.unreadable_tail is None,
             description=found.describe(),
             metadata={
                 "stream/lag": found.total,
@@ -94,9 +96,10 @@ def build_freshness_check(
 ) -> StreamCheck:
     """Build a check that messages do not wait while nothing is written. It queries the broker.
 
-    A quiet stream is fresh: the check passes if there is nothing to read, however old the last batch is. Replays,
-    redrives and maintenance write no new messages, so they do not count as batches, and neither does a batch that a
-    RESTORE removed. A run writes all messages before its checks run, so schedule this check separately, too.
+    A quiet stream is fresh: the check passes if there is nothing to read, however old the last batch is. Bytes after
+    the last message that cannot be read count as messages that wait, because they may contain some. Replays, redrives
+    and maintenance write no new messages, so they do not count as batches, and neither does a batch that a RESTORE
+    removed. A run writes all messages before its checks run, so schedule this check separately, too.
 
     Args:
         max_seconds: the largest age of the last batch that passes while messages wait.
@@ -122,11 +125,12 @@ def build_freshness_check(
         newest = next(filter(_is_ingestion_batch, _surviving(context)), None)
         written_ms = newest.timestamp_ms if newest else None
         age = None if written_ms is None else max(0.0, time.time() - written_ms / 1000)
+        waits = found.total or found.unreadable_tail is not None
         written = "the time of the last batch is not in the log"
         if age is not None:
             written = f"the last batch was written {age:.0f} s ago"
         return dg.AssetCheckResult(
-            passed=not found.total or (age is not None and age <= max_seconds),
+            passed=not waits or (age is not None and age <= max_seconds),
             description=f"{written}; {found.describe()}",
             metadata={
                 "stream/lag": found.total,

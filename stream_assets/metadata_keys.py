@@ -119,15 +119,15 @@ METADATA_KEYS: dict[str, tuple[MetadataKey, ...]] = {
         MetadataKey(
             "stream/status",
             "`idle`: everything readable is written. `behind`: there is something to read. `blocked`: an open "
-            "transaction holds back the next messages. `lost`: messages are gone that were not read, or the stream was "
-            "created again.",
+            "transaction holds back the next messages, or bytes after the last one cannot be read. `lost`: messages "
+            "are gone that were not read, or the stream was created again.",
         ),
         MetadataKey("stream/group", "The consumer group."),
         MetadataKey("stream/cluster", "The servers, or the file."),
         MetadataKey("stream/table_asset", "The asset of the table."),
         MetadataKey("stream/sensor", "The name of the sensor that observed it."),
         MetadataKey("stream/shards", "A table with the end, the lag, and what is blocked or lost of each shard."),
-        MetadataKey("stream/reason", "Why the status is `lost`."),
+        MetadataKey("stream/reason", "Why the status is `lost`, or which bytes after the last message cannot be read."),
     ),
     CHECK: (
         MetadataKey("stream/lag", "Messages that the group is behind."),

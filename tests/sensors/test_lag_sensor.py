@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 from collections.abc import Iterator
@@ -29,6 +30,8 @@ from stream_consumers.memory import forget_memory_broker
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
 from tests.support.dagster_runs import declare, plain_asset, skip_message, tick
+from tests.support.groups_without_spark import GroupWithoutSpark
+from tests.support.ss_files import NO_BEACONS, break_length, numbered, write_file
 from tests.support.written_log import WrittenLog, made_entry
 
 pytestmark = pytest.mark.dagster
@@ -195,6 +198,37 @@ def test_what_is_blocked_or_gone_is_told(extent: Extent, lag: int, lost: dict[Sh
     (record,) = event.metadata["stream/shards"].value.records  # type: ignore[union-attr]
     assert record.data["blocked"] == extent.blocked
     assert record.data["lost"] == ("4 to 8" if lost else "")
+
+
+@pytest.mark.parametrize(
+    ("written", "broken", "lag", "status", "runs"),
+    [(0, 1, 0, "blocked", 0), (10, 11, 0, "blocked", 0), (10, 21, 10, "behind", 1)],
+)
+def test_what_cannot_be_read_at_the_end_of_a_file_is_told_once_and_starts_no_run(
+    folder: Path, instance: dg.DagsterInstance, written: int, broken: int, lag: int, status: str, runs: int
+) -> None:
+    path = write_file(folder / "orders.ss", numbered(written), interval=NO_BEACONS)
+    asset = plain_asset("orders", source=f"file://{path}/orders", group="g", table=str(folder / "t"))
+    group = GroupWithoutSpark(str(asset.declared.source), asset.declared.ingestion)
+    group.begin()
+    group.ingest()
+    write_file(path, numbered(written + 20), interval=NO_BEACONS)
+    offset = break_length(path, broken)
+    measured = measure(asset.declared.stream, asset.declared.ingestion)
+    assert (measured.total, f"offset {offset}" in (measured.unreadable_tail or "")) == (lag, True)
+    result = tick(asset, instance)
+    assert len(result.run_requests or []) == runs
+    found = told(result)
+    assert (found["stream/status"], found["stream/reason"]) == (status, measured.unreadable_tail)
+    assert found["stream/lag/g/orders"] == lag
+    again = tick(asset, instance, result.cursor)
+    assert (len(again.run_requests or []), again.asset_events) == (runs, [])
+    if not runs:
+        assert f"offset {offset}" in skip_message(again)
+    os.utime(write_file(path, numbered(written + 20), interval=NO_BEACONS), (1, 1))
+    mended = tick(asset, instance, again.cursor)
+    assert len(mended.run_requests or []) == 1
+    assert (told(mended)["stream/status"], "stream/reason" in told(mended)) == ("behind", False)
 
 
 def test_a_stream_that_was_made_again_is_lost_and_that_is_told_once(folder: Path, instance: dg.DagsterInstance) -> None:

@@ -32,6 +32,8 @@ from stream_consumers.memory import forget_memory_broker
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
 from tests.support.dagster_runs import plain_asset
+from tests.support.groups_without_spark import GroupWithoutSpark
+from tests.support.ss_files import NO_BEACONS, break_length, numbered, write_file
 from tests.support.written_log import WrittenLog, made_entry
 
 pytestmark = pytest.mark.dagster
@@ -134,6 +136,22 @@ def test_messages_that_wait_while_nothing_is_written_are_not_fresh(
 ) -> None:
     write(folder / "t", (written, written, 0), timestamp_ms=int((time.time() - age_seconds) * 1000))
     assert evaluate(build_freshness_check(max_seconds=900), folder, instance).passed is is_fresh
+
+
+def test_a_file_whose_end_cannot_be_read_is_neither_small_lag_nor_fresh(
+    folder: Path, instance: dg.DagsterInstance
+) -> None:
+    path = write_file(folder / "orders.ss", numbered(10), interval=NO_BEACONS)
+    source = f"file://{path}/orders"
+    group = GroupWithoutSpark(source, plain_asset(source=source, group="g", table=str(folder / "t")).declared.ingestion)
+    group.begin()
+    group.ingest()
+    checks = (build_lag_check(max_messages=100), build_freshness_check(max_seconds=0))
+    assert [evaluate(check, folder, instance, source=source).passed for check in checks] == [True, True]
+    write_file(path, numbered(30), interval=NO_BEACONS)
+    break_length(path, 11)
+    found = [evaluate(check, folder, instance, source=source) for check in checks]
+    assert [(one.passed, one.metadata["stream/lag"].value) for one in found] == [(False, 0), (False, 0)]
 
 
 def test_few_dead_letters_may_be_among_the_newest_messages(folder: Path, instance: dg.DagsterInstance) -> None:

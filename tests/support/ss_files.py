@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +11,8 @@ from stream_consumers.file.format import EOS_PAYLOAD, HEADER_SIZE, FrameWriter, 
 from stream_consumers.file.scanner import Damage, Frame, FrameScanner
 from stream_consumers.messages import INTERNAL_KEY, Shard
 
+NO_BEACONS = 1 << 20
+"""An interval of beacons, in bytes, that no small file reaches."""
 CREATED_MS = 1_700_000_000_123
 START_MS = 1_700_000_000_000
 ORDERS = Shard("orders")
@@ -84,6 +87,14 @@ def flip(path: Path, offset: int, mask: int = 0x01) -> None:
     data = bytearray(path.read_bytes())
     data[offset] ^= mask
     path.write_bytes(data)
+
+
+def break_length(path: Path, sequence: int) -> int:
+    """Let a message of a file without beacons reach far beyond its end, since long ago; return where it begins."""
+    frame = next(item for item in items(path) if isinstance(item, Frame) and item.sequence == sequence)
+    flip(path, payload_offset(frame) - 3, 0x10)
+    os.utime(path, (1, 1))
+    return frame.offset
 
 
 def payload_offset(frame: Frame) -> int:
