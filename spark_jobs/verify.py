@@ -95,6 +95,8 @@ class ShardVerdict:
         other: sequences whose row or dead letter has another timestamp than the message in the stream.
         missing_dead: the number of missing dead letters by batch id; ``missing`` includes them. For a batch of several
             shards, they are counted for the shards with messages that have neither a row nor a dead letter.
+        unreadable_tail: why the bytes after the last message of the stream cannot be read, which may contain messages
+            of each shard; ``None`` if there are none.
     """
 
     shard: Shard
@@ -115,11 +117,13 @@ class ShardVerdict:
     other: int = 0
     lost: Range | None = None
     uncompared: Range | None = None
+    unreadable_tail: str | None = None
 
     @property
     def is_right(self) -> bool:
-        """Whether everything is in the table exactly as it was written, and no unread message is lost."""
-        return not (self.missing or self.duplicated or self.unknown or self.other or self.lost)
+        """Whether everything is in the table exactly as it was written, and no unread message is lost or unreadable."""
+        is_complete = self.lost is None and self.unreadable_tail is None
+        return is_complete and not (self.missing or self.duplicated or self.unknown or self.other)
 
 
 def verify(
@@ -159,8 +163,11 @@ def verify(
             remedy="Check --source, --table and --group, or ingest first.",
         )
     lost = losses_of_stream(source, ingestion, state) if claims is None else claims.lost
+    # A scan from the positions and one from the start of the stream may end at different bytes.
+    tail = source.unreadable_tail()
     # Without the positions of the ledger, because a source may report only later messages for them.
     extents = source.extents()
+    tail = tail or source.unreadable_tail()
     batches = _Batches(table.ledger, state)
     covered = {s: batches.read(s, known) for s, known in state.shards.items() if s in extents}
     # If members claim entries, those that are not delivered yet, or are being written, are not compared.
@@ -194,7 +201,8 @@ def verify(
         counted = by_shard.setdefault(shard, _ShardCounts()).counts
         counted["dead"] += count
         counted["duplicated"] += count - 1 if offset is not None else 0
-    for shard in lost:
+    # The stream may hold no readable message of a shard.
+    for shard in (*lost, *(() if tail is None else state.shards)):
         by_shard.setdefault(shard, _ShardCounts())
     return [
         by_shard[shard].verdict(
@@ -202,6 +210,7 @@ def verify(
             lags.get(shard, 0),
             lost.get(shard),
             batches.uncompared(shard, state.shards.get(shard, ShardState()), extents.get(shard)),
+            tail,
         )
         for shard in sorted(by_shard)
         if shard.stream in streams or shard in lost
@@ -642,7 +651,9 @@ class _ShardCounts:
             known = self.examples.setdefault(what, [])
             known += [int(place) for place in places[: EXAMPLES - len(known)]]
 
-    def verdict(self, shard: Shard, lag: int, lost: Range | None, uncompared: Range | None) -> ShardVerdict:
+    def verdict(
+        self, shard: Shard, lag: int, lost: Range | None, uncompared: Range | None, unreadable_tail: str | None
+    ) -> ShardVerdict:
         """Return the result for the shard."""
         return ShardVerdict(
             shard,
@@ -651,6 +662,7 @@ class _ShardCounts:
             lag=lag,
             lost=lost,
             uncompared=uncompared,
+            unreadable_tail=unreadable_tail,
             examples=self.examples,
             missing_dead=self.missing_dead,
             **{name: self.counts[name] for name in COUNTS},

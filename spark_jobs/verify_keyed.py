@@ -88,6 +88,8 @@ class KeyedVerdict:
             decoder, or a session with less memory, may not decode a message that the run has decoded.
         examples: for each fault, the places of some messages or rows.
         lost: messages that the stream no longer holds and the group has not read, per shard.
+        unreadable_tail: why the bytes after the last message of the stream cannot be read, which may contain messages;
+            ``None`` if there are none.
     """
 
     messages: int
@@ -104,11 +106,13 @@ class KeyedVerdict:
     uncompared: int
     examples: Mapping[str, Sequence[tuple[Shard, int]]] = field(default_factory=dict)
     lost: Mapping[Shard, Range] = field(default_factory=dict)
+    unreadable_tail: str | None = None
 
     @property
     def is_right(self) -> bool:
-        """Whether the table is what the changes make, and no unread message is lost."""
-        return not self.lost and not any(getattr(self, name) for name in FAULTS)
+        """Whether the table is what the changes make, and no unread message is lost or unreadable."""
+        is_complete = not self.lost and self.unreadable_tail is None
+        return is_complete and not any(getattr(self, name) for name in FAULTS)
 
 
 def verify_keyed(spark: SparkSession, source: BatchSource, ingestion: Ingestion) -> KeyedVerdict:
@@ -149,14 +153,15 @@ def _verdict_of(target: TargetTable, source: BatchSource) -> tuple[KeyedVerdict,
         )
     check_keys(state, ingestion)
     _check_merged(state, ingestion)
-    lost = losses_of_stream(source, ingestion, state)
+    lost, tail = losses_of_stream(source, ingestion, state), source.unreadable_tail()
     target.columns.check(state)
     try:
         verdict = _compared(target, source, state, is_isolated=False)
     except UnexplainedError as error:
         _log.warning("the messages of %s are decoded in isolation: %s", source.url, error)
         verdict = _compared(target, source, state, is_isolated=True)
-    return replace(verdict, lost=lost), state.version
+    # A scan from the positions and one from the start of the stream may end at different bytes.
+    return replace(verdict, lost=lost, unreadable_tail=tail or source.unreadable_tail()), state.version
 
 
 def _compared(target: TargetTable, source: BatchSource, state: LedgerState, *, is_isolated: bool) -> KeyedVerdict:

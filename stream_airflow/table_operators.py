@@ -185,7 +185,8 @@ class VerifyOperator(StreamOperator):
         """Verify.
 
         Raises:
-            AirflowFailException: messages are missing, duplicated, unknown or other, or a range is lost.
+            AirflowFailException: messages are missing, duplicated, unknown or other, a range is lost, or bytes after
+                the last message cannot be read.
         """
         found = self._keyed() if self.keys is not None else self._by_message()
         if not found["is_right"]:
@@ -209,6 +210,7 @@ class VerifyOperator(StreamOperator):
         return {
             **{name: sum(getattr(verdict, name) for verdict in verdicts) for name in (*COUNTS, "lag")},
             "lost": {str(verdict.shard): list(verdict.lost) for verdict in verdicts if verdict.lost is not None},
+            "unreadable_tail": verdicts[0].unreadable_tail if verdicts else None,
             "is_right": all(verdict.is_right for verdict in verdicts),
         }
 
@@ -220,4 +222,5 @@ class VerifyOperator(StreamOperator):
             verdict = verify_keyed(spark, opened, self.ingestion(declared))
         numbers = {name: getattr(verdict, name) for name in COUNTS}
         lost = {str(shard): list(part) for shard, part in verdict.lost.items()}
-        return {**numbers, "lost": lost, "is_right": verdict.is_right}
+        tail = verdict.unreadable_tail
+        return {**numbers, "lost": lost, "unreadable_tail": tail, "is_right": verdict.is_right}

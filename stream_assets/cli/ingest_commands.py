@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -224,7 +224,7 @@ def lag(url: str, table: str | None, group: str, client: ClientConfig, storage: 
 
     "blocked" is the number of messages after the end that an open transaction holds back. "lost" is a range that is
     gone from the stream and that the group has not read, or whose rows a RESTORE removed after the stream was created
-    again. If there is a lost range, the exit code is 1.
+    again. If there is a lost range, or bytes after the last message cannot be read, the exit code is 1.
 
     A Redis group in mode load_balanced has no positions. For it, "delivered" is the place after the last entry that
     the server gave to a member, "unread" counts the entries from there on, and "pending" those that members got and
@@ -240,15 +240,20 @@ def lag(url: str, table: str | None, group: str, client: ClientConfig, storage: 
     from spark_jobs.ledger.ledger import LedgerState as State
 
     pipeline = Pipeline(url, table or "", group, client, storage)
-    read = None if table is None else pipeline.ingestion().ledger()
+    read, tail = None if table is None else pipeline.ingestion().ledger(), None
     ledger = read.read() if read else State(-1)
     if ledger.sharing == CLAIMS or (table is None and _is_claimed(pipeline)):
         rows = _claimed_rows(pipeline, ledger)
     else:
         with pipeline.stream().open() as stream:
             opened = pipeline.ingestion().in_epochs(stream, read) if read else stream
-            lost = losses_of_stream(opened, pipeline.ingestion(), ledger) if ledger.newest is not None else {}
+            lost: Mapping[Shard, Range] = {}
+            if ledger.newest is not None:
+                lost = losses_of_stream(opened, pipeline.ingestion(), ledger)
+                # A scan from the positions and one from the start of the stream may end at different bytes.
+                tail = opened.unreadable_tail()
             extents, committed = opened.extents(), opened.committed(group)
+            tail = tail or opened.unreadable_tail()
             known = ledger.positions if table is not None else committed or {}
             gaps = {shard: Range(known.get(shard, extent.start), extent.end) for shard, extent in extents.items()}
             behind = opened.count(gaps)
@@ -273,10 +278,19 @@ def lag(url: str, table: str | None, group: str, client: ClientConfig, storage: 
             }
             for shard, extent in extents.items()
         ]
-    nothing = "the stream is empty or does not exist: lag 0"
-    print_rows(rows, as_json=as_json, title=f"{pipeline.url}, group {group}", empty=nothing)
-    if any(row["lost"] for row in rows):
+    print_rows(
+        rows,
+        as_json=as_json,
+        title=f"{pipeline.url}, group {group}",
+        empty="the stream is empty or does not exist: lag 0" if tail is None else "no message can be read",
+        more={"unreadable_tail": tail},
+    )
+    has_lost = any(row["lost"] for row in rows)
+    if has_lost:
         inform(f"the next run of group {group} stops; with --on-data-loss record it records the loss", style="red")
+    if tail is not None:
+        inform(tail, style="red")
+    if has_lost or tail is not None:
         sys.exit(1)
 
 
@@ -318,12 +332,13 @@ def _claimed_rows(pipeline: Pipeline, ledger: LedgerState) -> list[dict[str, Any
 def verify(pipeline: Pipeline, conversion: RowConversion, spark: SparkSettings, as_json: bool) -> None:
     """Compare the stream with the table, message by message.
 
-    The exit code is 1 if a message is missing, duplicated, unknown or other, or a range is lost. Messages that are
-    unexplained do not change it.
+    The exit code is 1 if a message is missing, duplicated, unknown or other, a range is lost, or bytes after the last
+    message cannot be read. Messages that are unexplained do not change it.
 
     With --keys, a keyed table is compared key by key, with the decoder and transform that make its rows. The exit code
     is 1 if a row is missing, stale (of an older change than the newest one), undeleted, unknown, doubled or other, a
-    range is lost, or a message that cannot be decoded here (undecoded) has neither a row nor a dead letter.
+    range is lost, bytes after the last message cannot be read, or a message that cannot be decoded here (undecoded) has
+    neither a row nor a dead letter.
 
     \b
     Examples:
@@ -356,8 +371,15 @@ def verify(pipeline: Pipeline, conversion: RowConversion, spark: SparkSettings, 
         }
         for v in verdicts
     ]
-    title = f"{pipeline.source} and {pipeline.table}"
-    print_rows(rows, as_json=as_json, title=title, empty="the stream is empty", if_any=HIDDEN_IF_ZERO)
+    tail = verdicts[0].unreadable_tail if verdicts else None
+    print_rows(
+        rows,
+        as_json=as_json,
+        title=f"{pipeline.source} and {pipeline.table}",
+        empty="the stream is empty",
+        if_any=HIDDEN_IF_ZERO,
+        more={"unreadable_tail": tail},
+    )
     for verdict in verdicts:
         for what, sequences in verdict.examples.items():
             shown = [str(pipeline.shown(sequence)) for sequence in sequences]
@@ -378,6 +400,8 @@ def verify(pipeline: Pipeline, conversion: RowConversion, spark: SparkSettings, 
                 "it, or its positions were recreated after its log was cleaned",
                 style="yellow",
             )
+    if tail is not None:
+        inform(tail, style="red")
     for note in _notes(ingestion.ledger(), state):
         inform(f"note: {note}", style="yellow")
     if not all(verdict.is_right for verdict in verdicts):
@@ -399,6 +423,7 @@ def _verify_keyed(pipeline: Pipeline, conversion: RowConversion, spark: SparkSet
         title=title,
         empty="",
         if_any=(*UNCOMPARED, "undecoded", "lost"),
+        more={"unreadable_tail": verdict.unreadable_tail},
     )
     for what, places in verdict.examples.items():
         shown = [f"{shard}={pipeline.shown(sequence)}" for shard, sequence in places]
@@ -410,6 +435,8 @@ def _verify_keyed(pipeline: Pipeline, conversion: RowConversion, spark: SparkSet
         )
     for shard, part in sorted(verdict.lost.items()):
         _inform_lost(pipeline, shard, part)
+    if verdict.unreadable_tail is not None:
+        inform(verdict.unreadable_tail, style="red")
     if not verdict.is_right:
         sys.exit(1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -64,6 +64,7 @@ def print_rows(
     as_json: bool = False,
     empty: str = "nothing",
     if_any: Collection[str] = (),
+    more: Mapping[str, Any] | None = None,
     console: Console = out,
 ) -> None:
     """Print rows as a table, or as JSON.
@@ -74,10 +75,11 @@ def print_rows(
         as_json: print JSON, with all columns.
         empty: the text that is printed if there are no rows.
         if_any: columns that the table omits if they are 0 or missing in all rows.
+        more: further values of the JSON, beside the rows.
         console: the console of the table.
     """
     if as_json:
-        click.echo(json.dumps({"rows": rows}))
+        click.echo(json.dumps({"rows": rows, **(more or {})}))
         return
     if not rows:
         console.print(empty)

@@ -29,8 +29,9 @@ from stream_consumers.create import open_batch_source
 from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 from stream_consumers.options import Limits
 from tests.support.command_line import run
+from tests.support.groups_without_spark import GroupWithoutSpark
 from tests.support.ingesting import drain, ingestion
-from tests.support.ss_files import cut_front
+from tests.support.ss_files import NO_BEACONS, break_length, cut_front, numbered, write_file
 from tests.support.streams import shard, write_stream
 
 MESSAGES = 30
@@ -600,6 +601,23 @@ def test_deletion_vectors_renamed_columns_and_clones(spark: SparkSession, folder
     drain(spark, url, replace(clone, transform=lambda rows: rows.withColumnRenamed("user", "customer")))
     found = verdict(url, clone)
     assert (found.messages, found.rows, found.lag, found.is_right) == (2, 13, 0, True)
+
+
+@pytest.mark.parametrize(("broken", "messages"), [(101, 100), (1, 0)])
+def test_a_file_whose_end_cannot_be_read_is_not_right(folder: Path, broken: int, messages: int) -> None:
+    path = write_file(folder / "orders.ss", numbered(100, size=100), interval=NO_BEACONS)
+    group = GroupWithoutSpark(f"file://{path}/orders", ingestion(folder / "t"))
+    group.begin()
+    group.ingest()
+    assert verdict(group.url, group.what).is_right
+    write_file(path, numbered(120, size=100), interval=NO_BEACONS)
+    offset = break_length(path, broken)
+    found = verdict(group.url, group.what)
+    assert (found.messages, found.lag) == (messages, 0)
+    assert (f"offset {offset}" in (found.unreadable_tail or ""), found.is_right) == (True, False)
+    done = run("verify", "--source", group.url, "--table", group.what.table, "--group", "lakehouse", "--json")
+    assert (done.exit_code, json.loads(done.stdout)["unreadable_tail"]) == (1, found.unreadable_tail)
+    assert (found.unreadable_tail or "") in done.stderr
 
 
 def test_who_else_has_changed_rows_is_known(folder: Path) -> None:

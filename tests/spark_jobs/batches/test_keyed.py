@@ -45,7 +45,7 @@ from tests.support.keyed_tables import (
     assert_own_commits,
     random_changes,
 )
-from tests.support.ss_files import cut_front
+from tests.support.ss_files import break_length, cut_front
 
 
 @pytest.mark.parametrize("keys", [BY_POSITION, BY_VALUE], ids=["by position", "by value"])
@@ -200,6 +200,17 @@ def test_verify_finds_each_fault(spark: SparkSession, folder: Path, keys: Keys) 
     table.send(*table.sent)
     with pytest.raises(SourceRecreatedError):
         table.verdict()
+
+
+def test_verify_is_not_right_about_a_file_whose_end_cannot_be_read(spark: SparkSession, folder: Path) -> None:
+    table = KeyedTable(spark, folder)
+    table.send(*random_changes(5, keys=4, seed=2))
+    table.drain()
+    table.send(*random_changes(5, keys=4, seed=3))
+    offset = break_length(folder / "changes.ss", 6)
+    verdict = table.verdict()
+    assert (f"offset {offset}" in (verdict.unreadable_tail or ""), verdict.is_right) == (True, False)
+    assert (verdict.messages, verdict.missing, verdict.stale) == (5, 0, 0)
 
 
 @pytest.mark.slow

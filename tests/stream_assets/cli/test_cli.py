@@ -18,6 +18,7 @@ import pytest
 from click.testing import Result
 from pyspark.sql import SparkSession
 
+from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.jars import CACHE_VARIABLE
 from stream_assets.cli.demo import LONGEST_TEMPORARY_FOLDER, DemoFolder, _daemon, make_empty, temporary_folder
 from stream_assets.cli.ingest_commands import _listed
@@ -26,6 +27,8 @@ from stream_assets.cli.options import _imported
 from stream_assets.cli.output import inform
 from stream_consumers.errors import InvalidOptionError, MissingDependencyError, UntrustedFileError
 from tests.support.command_line import SCHEMA, failing, printed, run
+from tests.support.groups_without_spark import GroupWithoutSpark
+from tests.support.ss_files import NO_BEACONS, break_length, numbered, write_file
 from tests.support.streams import assert_each_once, sequences_in_table, write_stream
 
 
@@ -182,6 +185,48 @@ def test_a_schema_that_does_not_match_changes_nothing(spark: SparkSession, folde
     failing(ingest(folder, "--schema", "id STRING"), "id is string but bigint in the table")
     assert ingest(folder).exit_code == 0
     assert_each_once(folder / "orders.ss", folder / "t")
+
+
+def measured_lag(path: Path, table: str) -> tuple[int, str | None, list[tuple[int, int, int]]]:
+    """The exit code of ``lag``, what cannot be read, and the position, the end and the lag of each shard."""
+    done = run("lag", f"file://{path}/orders", "--table", table, "--group", "g", "--json")
+    document = json.loads(done.stdout)
+    rows = [(row["ledger"], row["end"], row["lag"]) for row in document["rows"]]
+    assert (document["unreadable_tail"] or "") in done.stderr
+    return done.exit_code, document["unreadable_tail"], rows
+
+
+def test_lag_is_not_right_about_a_file_whose_end_cannot_be_read(folder: Path) -> None:
+    path, what = folder / "orders.ss", Ingestion("g", str(folder / "t"))
+    group = GroupWithoutSpark(f"file://{path}/orders", what)
+    write_file(path, numbered(30), interval=NO_BEACONS)
+    offset = break_length(path, 1)
+    code, tail, rows = measured_lag(path, what.table)
+    assert (code, f"offset {offset}" in (tail or ""), rows) == (1, True, [])
+    write_file(path, numbered(10), interval=NO_BEACONS)
+    group.begin()
+    group.ingest()
+    os.utime(path, (1, 1))
+    assert measured_lag(path, what.table) == (0, None, [(11, 11, 0)])
+    write_file(path, numbered(30), interval=NO_BEACONS)
+    offset = break_length(path, 11)
+    code, tail, rows = measured_lag(path, what.table)
+    assert (code, f"offset {offset}" in (tail or ""), rows) == (1, True, [(11, 11, 0)])
+
+
+def test_lag_is_not_right_about_a_file_that_ends_before_the_position(folder: Path) -> None:
+    path, what = folder / "orders.ss", Ingestion("g", str(folder / "t"))
+    group = GroupWithoutSpark(f"file://{path}/orders", what)
+    write_file(path, numbered(100))
+    group.begin()
+    group.ingest()
+    # The sequences of a producer that could not read the last messages begin again after those that it could read.
+    data, more = path.read_bytes(), numbered(10, first=90)
+    write_file(path, [*numbered(100), *more])
+    os.utime(path, (1, 1))
+    assert path.read_bytes().startswith(data)
+    code, tail, rows = measured_lag(path, what.table)
+    assert (code, tail is not None, [(position, lag) for position, _, lag in rows]) == (1, True, [(101, 0)])
 
 
 @pytest.mark.parametrize(
