@@ -211,7 +211,8 @@ class FileBatchSource(BatchSource):
         with OpenStreamFile(self._path) as file:
             self._header = file.header
         self._frozen_size = self._end = HEADER_SIZE
-        self._tail: str | None = None
+        # What the bytes after the last message are, and whether a producer may still be writing them.
+        self._tail: tuple[str, bool] | None = None
 
     def identities(self) -> Mapping[str, str]:
         """Identify the file by the creation time in its header."""
@@ -453,37 +454,38 @@ class FileBatchSource(BatchSource):
         return super().is_replaced(shard, read, held) or (held is not None and held.sequence < read.sequence)
 
     def unreadable_tail(self) -> str | None:
-        """Describe an unfinished message, or damage after the last one, unchanged for :data:`QUIET_SECONDS`."""
+        """Describe damage after the last message, or an undecided end that is unchanged for :data:`QUIET_SECONDS`."""
         if self._tail is None or not self._path.exists():
             return None
-        if is_recent(self._path.stat().st_mtime, now=time.time(), seconds=QUIET_SECONDS):
+        tail, may_be_written = self._tail
+        if may_be_written and is_recent(self._path.stat().st_mtime, now=time.time(), seconds=QUIET_SECONDS):
             return None
-        return self._tail
+        return tail
 
-    def _describe_tail(self, damage: Damage | None, scanner: FrameScanner) -> str | None:
+    def _describe_tail(self, damage: Damage | None, scanner: FrameScanner) -> tuple[str, bool] | None:
         if damage is not None:
             where = f"bytes {damage.offset} to {damage.end} of {self._path}, after its last message,"
-            return f"{where} cannot be read: {damage.reason}. They become dead letters with the next message"
+            return f"{where} cannot be read: {damage.reason}. They become dead letters with the next message", False
         if scanner.is_undecided:
             return (
                 f"the sequence of the message at offset {scanner.offset} of {self._path} is not the next one of its "
                 "shard, and too few messages follow to decide whether it is damaged: the last "
                 f"{scanner.incomplete_bytes} bytes are read when more messages are written"
-            )
+            ), True
         if scanner.unreadable_tail():
             return (
                 f"{self._path} is damaged at offset {scanner.offset}, and no beacon after it marks where messages "
                 f"begin again: the last {scanner.incomplete_bytes} bytes, which may contain messages, cannot be read. "
                 "They become readable or dead letters when the file grows past its next beacon, as it does when a "
                 "producer opens it and sends a message"
-            )
+            ), False
         if scanner.incomplete_bytes:
             return (
                 f"{self._path} ends in the middle of a message: its last {scanner.incomplete_bytes} bytes are "
                 "incomplete. "
                 "If a producer still writes, run again; if it died, open the file with a producer once "
                 "(stream-assets produce URL --count 0), which moves the incomplete bytes into a file beside it"
-            )
+            ), True
         return None
 
     def _use_hint(self, resume: Resume | None) -> bool:

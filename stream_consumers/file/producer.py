@@ -10,6 +10,7 @@ import stat
 import time
 from collections.abc import Collection
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from stream_consumers.errors import (
@@ -19,7 +20,7 @@ from stream_consumers.errors import (
     UntrustedFileError,
 )
 from stream_consumers.file.format import EOS_PAYLOAD, HEADER_SIZE, NEW_SHARD, FrameWriter, Header, ShardTail, checksum
-from stream_consumers.file.scanner import AtJump, Frame, FrameScanner
+from stream_consumers.file.scanner import AtJump, Damage, Frame, FrameScanner
 from stream_consumers.file.stream_file import open_file
 from stream_consumers.messages import INTERNAL_KEY, MAX_SEQUENCE, Receipt, Shard, now_milliseconds
 from stream_consumers.options import FileCreation, FileProducerOptions
@@ -40,9 +41,9 @@ class FileProducer(Producer):
 
     Sequences start at 1 for each shard and grow by one. Appending continues the sequences, removes an end-of-stream
     message, and cuts off an unfinished last message, whose bytes are saved next to the file with mode 0600. If the last
-    bytes may contain intact messages, they stay in the file, and new messages begin at the next beacon. A lock allows
-    one producer of a file at a time. While the file cannot be written (a full disk), sent messages stay queued, in
-    order.
+    bytes may contain intact messages, they stay in the file, new messages begin at a beacon after them, and each shard
+    continues after as many sequences as they can hold. A lock allows one producer of a file at a time. While the file
+    cannot be written (a full disk), sent messages stay queued, in order.
 
     Args:
         url: ``file://path/to/orders.ss/orders``; ``send`` uses its first stream by default.
@@ -194,33 +195,45 @@ class FileProducer(Producer):
         return Header(self._path.name, now_milliseconds(), self._options.beacon_interval)
 
     def _continue(self) -> FrameWriter:
-        """Scan the whole file once to find its end and the last messages of its shards."""
+        """Scan the whole file once to find its end and the last messages of its shards.
+
+        Readers may have read messages in an unreadable tail before it was damaged. So each shard continues after as
+        many sequences as the tail can hold. Readers that begin after the tail only see the hole that follows it, which
+        is at least as long, so that it explains this gap to them.
+        """
         shards: dict[Shard, ShardTail] = {}
+        # How many sequences such tails can hold, in all and before the last message of each shard.
+        held, held_before = 0, dict[Shard, int]()
         with FrameScanner(self._path, at_jump=AtJump.DECIDE) as scanner:
             for item in scanner:
-                if isinstance(item, Frame) and not item.is_control:
+                if isinstance(item, Damage) and item.shard is None:
+                    kept = scanner.without_hole(item)
+                    has_hole = 2 * (kept.end - kept.offset) <= item.end - item.offset
+                    held += kept.missing if has_hole else 0
+                elif item.shard is not None and item.sequence is not None and item.shard.stream != INTERNAL_KEY:
+                    crc = checksum(item.payload) if isinstance(item, Frame) else 0
                     state = shards.get(item.shard, NEW_SHARD)
-                    shards[item.shard] = state.after(item.sequence, item.timestamp_ms, checksum(item.payload))
-                elif item.shard is not None and item.sequence is not None:
-                    state = shards.get(item.shard, NEW_SHARD)
-                    shards[item.shard] = state.after(item.sequence, item.timestamp_ms or 0, 0)
-            end, size, interval = scanner.offset, scanner.size, scanner.header.beacon_interval
-            end_of_messages = scanner.resume_offset
-            is_unfinished = not scanner.unreadable_tail()
-        if not is_unfinished:
-            # Readers continue at the next beacon. The hole before it takes no space on the disk.
-            kept, end = size - end, -(-size // interval) * interval
+                    shards[item.shard] = state.after(item.sequence, item.timestamp_ms or 0, crc)
+                    held_before[item.shard] = held
+            offset, size, interval = scanner.offset, scanner.size, scanner.header.beacon_interval
+            end = scanner.resume_offset
+            if tail := scanner.unreadable_tail():
+                kept = scanner.without_hole(tail)
+                held += kept.missing
+                # Readers continue at a beacon. The hole before it takes no space on the disk.
+                end = -(-max(size, 2 * kept.end - offset) // interval) * interval
+        if tail:
             _log.warning(
                 "%s is damaged near its end: its last %d bytes stay in it, and new messages begin at offset %d",
                 self._path,
-                kept,
+                size - offset,
                 end,
             )
-        elif end < size:
-            self._keep_aside(end)
-        if is_unfinished:
-            end = end_of_messages
+        elif offset < size:
+            self._keep_aside(offset)
         os.ftruncate(self._file, end)
+        lasts = {shard: state.sequence + held - held_before[shard] for shard, state in shards.items()}
+        shards = {shard: replace(state, sequence=lasts[shard]) for shard, state in shards.items()}
         return FrameWriter(beacon_interval=interval, offset=end, shards=shards)
 
     def _keep_aside(self, end: int) -> None:

@@ -716,6 +716,14 @@ class FrameScanner(_FrameReader, ClosesOnExit):
         reason = self._lost or "its length exceeds the file, or a beacon within it is damaged"
         return Damage(self.offset, self._pass_end, f"unreadable from here on: {reason}")
 
+    def without_hole(self, damage: Damage) -> Damage:
+        """Return damage without the zero bytes at its end, as a producer leaves after an unreadable tail."""
+        begin = end = damage.end
+        while end == begin > damage.offset:
+            begin = max(damage.offset, end - WINDOW_BYTES)
+            end = begin + len(self._file.read(begin, end - begin).rstrip(b"\0"))
+        return damage._replace(end=end)
+
     def has_unfinished_message(self) -> bool:
         """Return whether the bytes after the last item are the begin of one message, which may be cut off.
 

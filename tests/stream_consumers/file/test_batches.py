@@ -23,10 +23,11 @@ from stream_consumers.file import batches as file_batches
 from stream_consumers.file import scanner as file_scanner
 from stream_consumers.file import segments
 from stream_consumers.file.batches import FileBatchSource, FileSplit
+from stream_consumers.file.consumer import FileConsumer
 from stream_consumers.file.format import HEADER_SIZE, Beacon, FrameWriter, Header, Marker, encode_frame
 from stream_consumers.file.producer import FileProducer
 from stream_consumers.file.scanner import Damage, Frame, FrameScanner
-from stream_consumers.messages import INTERNAL_KEY, MAX_SEQUENCE, Receipt, Shard
+from stream_consumers.messages import INTERNAL_KEY, MAX_SEQUENCE, DeadLetter, Receipt, Shard
 from stream_consumers.options import FileProducerOptions, Limits
 from stream_consumers.testing.batch_source_contract import gaps_of, plan_all
 from stream_consumers.urls import StreamUrl
@@ -45,6 +46,7 @@ from tests.support.ss_files import (
     payload_offset,
     write_file,
 )
+from tests.support.streams import take
 
 SHARDS = (ORDERS, Shard("orders", 1), Shard("orders", 2))
 CLICKS = Shard("clicks")
@@ -824,6 +826,47 @@ def test_a_file_that_was_restored_from_an_older_copy_and_grew_again(tmp_path: Pa
     assert all(row[2] is not None for row in read_since), "nothing of a new shard is taken for damage"
 
 
+@pytest.mark.parametrize("shards", [1, 3])
+def test_readers_past_an_unreadable_tail_read_what_is_appended_after_it(tmp_path: Path, shards: int) -> None:
+    """They have read the messages in it before it was damaged; a hole of few bytes would not explain the gap."""
+    path = write_file(tmp_path / "orders.ss", numbered(280, shards=SHARDS[:shards]), interval=16 * 1024)
+    assert 0 < 16 * 1024 - path.stat().st_size < 64
+    reader = Reader(url_of(path))
+    reader.drain()
+    damaged = items(path)[50]
+    assert isinstance(damaged, Frame)
+    before = reader.rows.copy()
+    letters: list[DeadLetter] = []
+    with FileConsumer(url_of(path), on_dead_letter=letters.append) as live:
+        assert len(take(live, 280)) == 280
+        flip(path, payload_offset(damaged) - 3)  # The length of its payload.
+        FileProducer(url_of(path)).close()
+        receipts = []
+        for number in range(shards):
+            with FileProducer(url_of(path)) as producer:
+                receipts.append(producer.send(b"new", shard=number))
+            messages = {(receipt.shard.stream, receipt.shard.id, receipt.sequence, None) for receipt in receipts}
+            assert {row for row in reader.drain() - before if row[2] is not None} == messages
+        assert take(live, shards) == [receipt.sequence for receipt in receipts]
+        assert len(letters) == 1
+    assert {row for row in drain(path, max_records=7, parallelism=2) - before if row[2] is not None} == messages
+    with FileConsumer(url_of(path), live=False, on_dead_letter=letters.append) as consumer:
+        assert len(list(consumer)) == 50 + shards
+    assert [letter.offset for letter in letters[1:]] == [damaged.offset]
+
+
+def test_a_shard_that_continues_after_an_unreadable_tail_leaves_no_other_gap(tmp_path: Path) -> None:
+    path = write_file(tmp_path / "orders.ss", numbered(280, shards=SHARDS), interval=16 * 1024)
+    damaged = items(path)[60]
+    assert isinstance(damaged, Frame)
+    flip(path, payload_offset(damaged) - 3)
+    last: dict[int, list[int]] = {0: [], 1: []}
+    for number in (0, 0, 1, 0, 1, 1):
+        with FileProducer(url_of(path)) as producer:
+            last[number].append(producer.send(b"new", shard=number).sequence)
+    assert last[0] == last[1] == [last[0][0], last[0][0] + 1, last[0][0] + 2]
+
+
 def test_an_unfinished_message_is_read_when_it_is_whole(tmp_path: Path) -> None:
     data = file_bytes(numbered(40))
     path = tmp_path / "orders.ss"
@@ -848,6 +891,17 @@ def test_unreadable_tail(tmp_path: Path) -> None:
         ahead = time.time() + 3600
         os.utime(path, (ahead, ahead))
         assert source.unreadable_tail() == tail, "the clock was set back since"
+
+
+@pytest.mark.parametrize("is_framing_lost", [False, True])
+def test_damage_at_the_end_is_told_while_a_producer_writes(tmp_path: Path, is_framing_lost: bool) -> None:
+    messages = numbered(20)
+    path = write_file(tmp_path / "orders.ss", [*messages, messages[3]], interval=1024 * 1024)
+    if is_framing_lost:
+        flip(path, items(path)[10].offset, 0x40)
+    with FileBatchSource(url_of(path)) as source:
+        source.extents()
+        assert source.unreadable_tail()
 
 
 def test_a_walk_without_time_answers_with_lower_bounds(tmp_path: Path) -> None:

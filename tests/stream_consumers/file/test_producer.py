@@ -26,7 +26,7 @@ from stream_consumers.errors import (
     StreamNotFoundError,
 )
 from stream_consumers.file.format import Header, decode_beacon, encode_frame
-from stream_consumers.file.scanner import AtJump, Frame, FrameScanner
+from stream_consumers.file.scanner import MIN_FRAME_BYTES, AtJump, Frame, FrameScanner
 from stream_consumers.messages import MAX_SHARD, Shard
 from stream_consumers.options import FileCreation, FileProducerOptions, Limits
 from stream_consumers.stdio.broker import StdioBroker
@@ -288,10 +288,12 @@ def check_kept_as_damage(path: Path, url: str, data: bytes, *, before: int, inte
         create_producer(url).close()
         assert path.read_bytes() == opened
     produce(url, 3)
-    assert sequences(path) == list(range(1, before + 4))
     (damage,) = damages(items(path))
+    kept = len(data) - damage.offset
+    following = before + 1 + kept // MIN_FRAME_BYTES
+    assert sequences(path) == [*range(1, before + 1), *range(following, following + 3)], "more than those in the tail"
     assert path.read_bytes()[: len(data)] == data
-    assert (damage.end - len(data), damage.end % interval) == (-len(data) % interval, 0)
+    assert damage.end == -(-(len(data) + kept) // interval) * interval
     assert list(path.parent.glob("*.tail-*")) == []
 
 
