@@ -226,7 +226,7 @@ def _is_only_cut(
     if _is_other_stream(source, state, name):
         return False
     known = {shard: position for shard, position in state.positions.items() if shard.stream == name}
-    same = _same_up_to(source, ingestion, state, source.recreated(known))
+    same = same_up_to(source, ingestion, state, source.recreated(known))
     return bool(same) and MIN_SEQUENCE not in same.values()
 
 
@@ -282,16 +282,18 @@ def _continued(
     changed = changed_shards(source, ingestion.group, state, own)
     positions = {shard: state.shards[shard].covered.position or 0 for shard in ended}
     recreated = source.recreated({shard: positions[shard] for shard in changed & positions.keys()})
-    same = _same_up_to(source, ingestion, state, recreated)
+    compared = same_up_to(source, ingestion, state, recreated | (changed & state.last_messages.keys()))
     anew = (own.keys() - ended.keys()) | (changed - state.last_messages.keys())
-    anew |= {shard for shard, end in same.items() if end == MIN_SEQUENCE}
-    cut = divergences(source, ingestion, state, own, changed - anew)
+    anew |= {shard for shard in recreated if compared[shard] == MIN_SEQUENCE}
+    cut = divergences(source, ingestion, state, own, {s: compared[s] for s in changed - anew})
     # A shard that is gone, but comes back later, begins with its first message.
     begins = {s: source.first(s, e) if s in anew else cut.get(s, positions.get(s, e.start)) for s, e in own.items()}
     _check_complete(ingestion, state, {shard: begin for shard, begin in begins.items() if shard not in anew})
     set_here = {shard: begins[shard] for shard in anew | cut.keys()}
     facts = {s: at for s, at in position_facts_in(state.hint).items() if s in begins and at[0] == begins[s]}
-    facts = {s: at for s, at in facts.items() if s not in set_here} | dict(certain_facts(source, own, set_here))
+    # If nothing that was read is left, messages that are gone may have been unread.
+    known = {s: begin for s, begin in set_here.items() if s in anew or compared[s] > MIN_SEQUENCE}
+    facts = {s: at for s, at in facts.items() if s not in set_here} | dict(certain_facts(source, own, known))
     # The new epoch may be cut, too, before its first batch is written.
     last = {shard: message for shard, message in state.last_messages.items() if shard in begins}
     last = {s: m for s, m in last.items() if s not in set_here} | dict(last_messages_before(source, set_here))
@@ -393,7 +395,7 @@ def divergences(
     ingestion: Ingestion,
     state: LedgerState,
     extents: Mapping[Shard, Extent],
-    shards: Collection[Shard],
+    same: Mapping[Shard, int],
 ) -> Mapping[Shard, int]:
     """Return for each shard the first sequence from which the stream may hold other messages than the table.
 
@@ -402,27 +404,26 @@ def divergences(
         ingestion: group and table.
         state: the ledger.
         extents: what the shards hold.
-        shards: the shards that lost messages; the ledger has the last message of each.
+        same: for each shard that lost messages, what :func:`same_up_to` found; the ledger has its last message.
 
     Raises:
         TableUnreadableError: delta-rs cannot read the table's data.
         StreamAssetsError: the stream cannot be read.
     """
-    same = _same_up_to(source, ingestion, state, shards)
-    ends = {shard: min(state.shards[shard].covered.position or 0, extents[shard].end) for shard in shards}
-    starts = {shard: min(ends[shard], max(same[shard], extents[shard].start)) for shard in shards}
-    last = {shard: state.last_messages[shard] for shard in shards}
+    ends = {shard: min(state.shards[shard].covered.position or 0, extents[shard].end) for shard in same}
+    starts = {shard: min(ends[shard], max(same[shard], extents[shard].start)) for shard in same}
+    last = {shard: state.last_messages[shard] for shard in same}
     now = source.last_messages({shard: Range(one.sequence, one.sequence + 1) for shard, one in last.items()})
     # If another message has the same timestamp, timestamps show no difference.
     comparable = {
         shard: Range(starts[shard], ends[shard])
-        for shard in shards
+        for shard in same
         if source.has_own_timestamps and (shard not in now or now[shard].timestamp_ms != last[shard].timestamp_ms)
     }
     differing, alike = _by_timestamps(source, ingestion, comparable)
     # A stream that ends before the last message was only cut: everything that it holds may be the same.
-    is_short = {shard: extents[shard].end <= last[shard].sequence for shard in shards}
-    return {s: differing.get(s, alike.get(s, starts[s]) if is_short[s] else starts[s]) for s in shards}
+    is_short = {shard: extents[shard].end <= last[shard].sequence for shard in same}
+    return {s: differing.get(s, alike.get(s, starts[s]) if is_short[s] else starts[s]) for s in same}
 
 
 def _remembered(
@@ -444,7 +445,7 @@ def _remembered(
     return found
 
 
-def _same_up_to(
+def same_up_to(
     source: BatchSource, ingestion: Ingestion, state: LedgerState, shards: Collection[Shard]
 ) -> Mapping[Shard, int]:
     """Return the sequence after the newest remembered message up to which the stream is the same, or ``MIN_SEQUENCE``.

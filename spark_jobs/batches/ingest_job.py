@@ -254,7 +254,7 @@ class IngestJob(SourceJob):
         # sees it.
         # A replace moves no position, and the entry that set the position has the last message before it.
         ends = {} if redo else {shard: part.end for shard, part in plan.ranges.items()}
-        last = last_messages_before(self._source, ends)
+        last = last_messages_before(self._source, ends, state.last_messages)
         planned = {shard: extent for shard, extent in extents.items() if shard in plan.ranges}
         try:
             check_planned(self._source, self.ingestion.group, state, planned)

@@ -700,7 +700,7 @@ def _move_shards(
                 return None
             return {
                 **_moved(left),
-                "last_messages": last_messages_before(source, skipped),
+                "last_messages": last_messages_before(source, skipped, state.last_messages),
                 "hint": source.hint(skipped, state.hint),
                 "replay": rewind_id,
                 "begins": not done,

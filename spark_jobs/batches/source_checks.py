@@ -465,7 +465,9 @@ def certain_facts(source: BatchSource, extents: Mapping[Shard, Extent], position
     }
 
 
-def last_messages_before(source: BatchSource, positions: Mapping[Shard, int]) -> Mapping[Shard, LastMessage]:
+def last_messages_before(
+    source: BatchSource, positions: Mapping[Shard, int], read: Mapping[Shard, LastMessage] | None = None
+) -> Mapping[Shard, LastMessage]:
     """Return the last messages before these positions, which each entry that sets a position records.
 
     They show whether the stream is cut below the position later, and grows past it again.
@@ -473,8 +475,11 @@ def last_messages_before(source: BatchSource, positions: Mapping[Shard, int]) ->
     Args:
         source: the stream, by the names of its epochs, after :meth:`BatchSource.extents`.
         positions: the new positions.
+        read: the last messages that were read. They count where all later ones before the position were removed.
     """
-    return source.last_messages({shard: Range(MIN_SEQUENCE, end) for shard, end in positions.items()})
+    found = source.last_messages({shard: Range(MIN_SEQUENCE, end) for shard, end in positions.items()})
+    kept = {shard: last for shard, last in (read or {}).items() if last.sequence < positions.get(shard, MIN_SEQUENCE)}
+    return {**kept, **{s: one for s, one in found.items() if s not in kept or one.sequence > kept[s].sequence}}
 
 
 def check_epochs(state: LedgerState, streams: Iterable[str], *, url: StreamUrl) -> None:

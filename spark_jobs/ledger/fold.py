@@ -121,12 +121,13 @@ def _last_message(before: ShardState, entry: LedgerEntry, shard: Shard, position
 
     It is ``None`` if a message may be between it and the position, because a check would expect this message. A batch
     that landed after a RESTORE may have read beyond a gap. The last sequences of a range may have no message, such as
-    transaction markers.
+    transaction markers; the entry then has an earlier message, which is the last one before the end of its range.
     """
     last, message = before.last, entry.last_messages.get(shard)
-    if message is not None and (last is None or message > last):
-        return message if position is None or position <= entry.ranges[shard].end else None
-    if last is None or position is None or position in (before.covered.position, last.sequence + 1):
+    is_before_position = message is not None and (position is None or position <= entry.ranges[shard].end)
+    if message is not None and (last is None or message.sequence > last.sequence):
+        return message if is_before_position else None
+    if last is None or is_before_position or position in (before.covered.position, last.sequence + 1):
         return last
     is_in_reach = (part.start <= last.sequence < part.end and position <= part.end for part in before.covered.ranges)
     return last if any(is_in_reach) else None

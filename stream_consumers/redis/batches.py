@@ -376,12 +376,12 @@ class RedisBatchSource(BatchSource):
             return None
         if position <= 0:
             return PositionFacts(0, 0, 0)
-        facts, _, held = self._look(shard, position)
-        added = (facts.added or 0) - held
+        facts, least, most = self._look(shard, position)
+        added = (facts.added or 0) - most
         is_deleted = facts.deleted != before.deleted or facts.first == before.first
         if facts.first_or_end > position or ((facts.deleted or 0) >= position and is_deleted):
             added -= max(0, (facts.removed or 0) - before.removed)
-        return PositionFacts(added, before.deleted, before.removed)
+        return PositionFacts(added, before.deleted, before.removed - (most - least))
 
     def hint(
         self, positions: Mapping[Shard, int], known: Mapping[str, object] | None = None
@@ -481,8 +481,7 @@ class RedisBatchSource(BatchSource):
 
         A server that lost its newest entries may get older ones, and then the last one again. If no entry was removed
         from a position on, as many exist there as were added since. Otherwise no more are missing there than were
-        removed in all since, but the number of those added may be uncertain, so that only ``counts_all`` compares it,
-        and all that :meth:`recreated` compares.
+        removed in all since. With ``counts_all``, all is compared that :meth:`recreated` compares.
         """
         # Those of the last extents stay as they are, so that what was removed since is not taken for accounted.
         now = {shard: self._facts[shard] for shard in facts.keys() & self._facts.keys()}
@@ -498,8 +497,6 @@ class RedisBatchSource(BatchSource):
         counted_from = 0
         for position, known in places:
             if now.added is None or known.removed is None:
-                continue
-            if not now.is_complete_from(position) and not counts_all:
                 continue
             if now.held_from(position) is None and now.added - known.added > EXACT_COUNT and not counts_all:
                 continue  # A later batch finds it: what one counts too few, all later ones do.
@@ -607,11 +604,16 @@ class RedisBatchSource(BatchSource):
             look = self.server.look(shard, scan.position, facts) if is_new else None
             if look is not None and (before is None or look.facts == facts):
                 added = (look.facts.added or 0) - look.most
+                removed = (facts.removed or 0) - (look.most - look.least)
             elif before is not None:
-                added = before.added + scan.count + (losses[shard].entries if shard in losses else 0)
+                lost = losses[shard].entries if shard in losses else 0
+                added, removed = before.added + scan.count + lost, facts.removed or 0
+                if lost or not facts.is_complete_from(scan.position):
+                    # Others may be removed after the position. Before it, at most the entries that were read are added.
+                    removed = min(removed, (before.removed or 0) + lost)
             else:
                 continue
-            places[shard] = (scan.position, PositionFacts(added, facts.deleted, facts.removed))
+            places[shard] = (scan.position, PositionFacts(added, facts.deleted, removed))
         return places
 
     def count(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, int]:

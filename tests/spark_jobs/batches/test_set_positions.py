@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import uuid
 from collections import Counter
 from collections.abc import Callable
@@ -262,6 +263,72 @@ def test_what_is_deleted_unread_while_a_stream_is_accepted_is_reported(group: Re
     if call > 8:
         add_and_delete()
     assert group.losses().keys() == {group.shard(0, 2)}
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_an_accept_takes_no_unread_entry_for_accounted_if_nothing_that_was_read_is_left(
+    group: RedisGroup, left: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As many entries came as were lost, all with ids up to the last one that was read, and others trimmed them."""
+    dump = group.dump(0)
+    group.milliseconds += 5
+    group.add(3)
+    group.ingest()
+    group.fail_over(0, dump)
+    for number in range(5):
+        group.client.xadd(group.keys[0], {"msg": b"{}"}, id=f"{group.milliseconds - 1}-{number}")
+    group.client.xtrim(group.keys[0], maxlen=left, approximate=False)
+    (accepted,) = group.accept(is_cut=True)
+    assert group.shard(0, 2) not in accepted.facts
+    group.add(1)
+    with caplog.at_level(logging.WARNING):
+        group.losses()
+    assert any(record.args and record.args[0] == group.shard(0) for record in caplog.records)
+
+
+def add_unread_and_delete(group: RedisGroup) -> None:
+    group.add(1, 0)
+    ((newest, _),) = group.client.xrevrange(group.keys[0], count=1)
+    group.client.xdel(group.keys[0], newest)
+
+
+@pytest.mark.parametrize("read", ["held", "lost", "deleted"])
+def test_a_failover_is_found_after_a_batch_that_only_recorded_a_loss(group: RedisGroup, read: str) -> None:
+    """As many entries came late as were lost, below the position, which is after an entry that was deleted unread."""
+    entries = [entry for entry, _ in group.client.xrange(group.keys[0])]
+    if read == "lost":
+        group.client.xdel(group.keys[0], entries[-1])
+    dump = group.dump(0)
+    if read == "lost":
+        group.milliseconds += 5
+        group.add(1)
+        group.ingest()
+    elif read == "deleted":
+        group.client.xdel(group.keys[0], *entries)
+    late = group.milliseconds - 2 if read == "lost" else group.milliseconds
+    group.milliseconds += 5
+    add_unread_and_delete(group)
+    group.ingest(records_loss=True)
+    group.fail_over(0, dump)
+    for number in range(2 if read == "lost" else 1):
+        group.client.xadd(group.keys[0], {"msg": b"{}"}, id=f"{late}-{number + 1}")
+    group.add(1)
+    with pytest.raises(SourceTruncatedError):
+        group.losses()
+
+
+def test_late_entries_are_found_although_a_newer_one_was_deleted_unread(group: RedisGroup) -> None:
+    """All that was lost is sent again, and two entries more before the last one: more than was ever removed."""
+    dump, at = group.dump(0), group.milliseconds
+    group.milliseconds = at + 9
+    group.add(2)
+    group.ingest()
+    group.fail_over(0, dump)
+    for entry in (f"{at + 10}-0", f"{at + 10}-1", f"{at + 10}-2", f"{at + 11}-0"):
+        group.client.xadd(group.keys[0], {"msg": b"{}"}, id=entry)
+    add_unread_and_delete(group)
+    with pytest.raises(SourceTruncatedError):
+        group.losses()
 
 
 @pytest.mark.parametrize("is_cleaned", [False, True])

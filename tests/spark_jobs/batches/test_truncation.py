@@ -16,7 +16,7 @@ import redis
 from deltalake import CommitProperties, Transaction, write_deltalake
 from pyspark.sql import SparkSession
 
-from spark_jobs.batches.accept import divergences
+from spark_jobs.batches.accept import divergences, same_up_to
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Ingestion, Observer, Step, ignore_steps
 from spark_jobs.batches.replay import rewind
@@ -489,7 +489,8 @@ def test_entries_of_redis_with_the_ids_of_lost_ones_are_read(redis_address: str,
         client.restore(name, 0, dump, replace=True)
         for n in range(50, 80):
             client.xadd(name, {"msg": f"new {n}"}, id=ids[n])
-        found = divergences(source, what, what.ledger().read(), source.extents(), [shard])
+        state, extents = what.ledger().read(), source.extents()
+        found = divergences(source, what, state, extents, same_up_to(source, what, state, [shard]))
     assert found == {shard: begins[39] + 1}
 
 

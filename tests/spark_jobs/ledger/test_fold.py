@@ -432,8 +432,9 @@ def test_no_message_is_between_the_last_one_and_the_position():
             elif covered.position < size:
                 end = random.randint(covered.position, min([size, *(p.start for p in covered.ranges[1:])]) - 1) + 1
                 part = Range(covered.position, end)
-                last = {orders: LastMessage(max(own), 1, 1, 0)} if (own := messages & {*range(*part)}) else {}
-                batch = made_entry(number, 0, ranges={orders: part}, last_messages=last)
+                own, before = messages & {*range(*part)}, states[-1][orders].last
+                found = LastMessage(max(own), 1, 1, 0) if own else before
+                batch = made_entry(number, 0, ranges={orders: part}, last_messages={orders: found} if found else {})
                 if random.random() < 0.3:
                     in_flight.append((len(states), batch))
                 else:
