@@ -127,7 +127,9 @@ def _last_message(before: ShardState, entry: LedgerEntry, shard: Shard, position
     is_before_position = message is not None and (position is None or position <= entry.ranges[shard].end)
     if message is not None and (last is None or message.sequence > last.sequence):
         return message if is_before_position else None
-    if last is None or is_before_position or position in (before.covered.position, last.sequence + 1):
+    if last is None or position is None or is_before_position:
+        return last
+    if position in (before.covered.position, last.sequence + 1):
         return last
     is_in_reach = (part.start <= last.sequence < part.end and position <= part.end for part in before.covered.ranges)
     return last if any(is_in_reach) else None
