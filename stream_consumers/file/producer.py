@@ -8,7 +8,7 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -205,7 +205,7 @@ class FileProducer(Producer):
         # How many sequences such tails can hold, in all and before the last message of each shard.
         held, held_before = 0, dict[Shard, int]()
         with FrameScanner(self._path, at_jump=AtJump.DECIDE) as scanner:
-            for item in scanner:
+            for item in _joined(scanner):
                 if isinstance(item, Damage) and item.shard is None:
                     kept = scanner.without_hole(item)
                     has_hole = 2 * (kept.end - kept.offset) <= item.end - item.offset
@@ -273,6 +273,23 @@ class FileProducer(Producer):
                 raise undelivered(failed, self._waiting, remedy=_QUEUED) from error
             self._writer.take()
             self._waiting.clear()
+
+
+def _joined(items: Iterable[Frame | Damage]) -> Iterator[Frame | Damage]:
+    """Yield the items, with adjacent damage without a shard as one item."""
+    before: Damage | None = None
+    for item in items:
+        is_nameless = isinstance(item, Damage) and item.shard is None
+        if before is not None and is_nameless and before.end == item.offset:
+            before = before._replace(end=item.end)
+            continue
+        if before is not None:
+            yield before
+        before = item if isinstance(item, Damage) and is_nameless else None
+        if before is None:
+            yield item
+    if before is not None:
+        yield before
 
 
 def _write_all(file: int, data: bytes, offset: int) -> None:

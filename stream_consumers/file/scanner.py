@@ -799,6 +799,7 @@ class FrameScanner(_FrameReader, ClosesOnExit):
             if isinstance(found, Damage) and self._is_judged(found.shard):
                 self._missing = self._missing._replace(total=self._missing.total + found.missing)
             yield found
+        self._file.note_read(self.resume_offset)
 
     def _read_on(self) -> bool:
         return not self._is_undecided and super()._read_on()

@@ -16,6 +16,8 @@ from stream_consumers.messages import Shard
 
 # How many bytes to read for a beacon: few at first, then as many as it can have.
 _BEACON_WINDOWS = (4 * 1024, 80 * 1024)
+# How many of the last bytes that were read are compared before a reader continues.
+KEPT_BYTES = 64
 
 
 class OpenStreamFile(ClosesOnExit):
@@ -40,6 +42,8 @@ class OpenStreamFile(ClosesOnExit):
         # The working directory may change while the file is open.
         self._place = self.path.absolute()
         self._descriptor: int | None = None
+        # The last bytes that were read, and their offset.
+        self._last_read = (0, b"")
         self._descriptor = open_file(self.path, os.O_RDONLY)
         try:
             self._header_bytes = self.read(0, HEADER_SIZE)
@@ -84,8 +88,13 @@ class OpenStreamFile(ClosesOnExit):
             return True
         return os.path.samestat(there, os.fstat(self._open_descriptor()))
 
+    def note_read(self, read_to: int) -> None:
+        """Note the last bytes before an offset for :meth:`check_kept`."""
+        begin = max(0, read_to - KEPT_BYTES)
+        self._last_read = (begin, self.read(begin, read_to - begin))
+
     def check_kept(self, read_to: int) -> None:
-        """Check that the bytes that were read are still in the file.
+        """Check that the bytes that were read are still in the file: its header, and those noted.
 
         Args:
             read_to: the offset after the bytes that were read.
@@ -96,7 +105,8 @@ class OpenStreamFile(ClosesOnExit):
         size = self.size
         if size < read_to:
             raise self.removed("became shorter", read=read_to, size=size)
-        if self.read(0, HEADER_SIZE) != self._header_bytes:
+        begin, last_read = self._last_read
+        if self.read(0, HEADER_SIZE) != self._header_bytes or self.read(begin, len(last_read)) != last_read:
             raise self.removed("was rewritten", read=read_to, size=size)
 
     def removed(self, what: str, **facts: object) -> StreamRemovedError:

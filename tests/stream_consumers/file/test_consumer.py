@@ -28,6 +28,7 @@ from tests.support.ss_files import (
     ORDERS,
     START_MS,
     Sent,
+    break_length,
     damages,
     file_bytes,
     flip,
@@ -191,12 +192,20 @@ def write_anew(path: Path) -> None:
     path.write_bytes(data)
 
 
+def write_over_the_last(path: Path) -> None:
+    """A producer takes a message with a damaged length for an unfinished one, and writes in its place."""
+    break_length(path, 5)
+    with create_producer(f"file://{path}/orders") as producer:
+        producer.send(b"more" * 50)
+
+
 REPLACED = {
     "removed": lambda path: path.unlink(),
     "its folder too": lambda path: path.parent.rename(path.parent.with_name("elsewhere")),
     "rotated": lambda path: (path.rename(path.with_name("old.ss")), write_file(path, numbered(2))),
     "renamed over": replace_by_renaming,
     "written anew": write_anew,
+    "the last message written over": write_over_the_last,
 }
 
 
