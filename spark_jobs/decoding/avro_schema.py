@@ -331,7 +331,7 @@ def spark_type(schema: AvroType, path: str) -> str:
         SchemaMismatchError: Spark has no such type.
     """
     branches = schema.branches
-    if len(branches) > 1 or (schema.kind == "union" and not branches):
+    if len(branches) > 1:
         return struct_ddl([(name, spark_type(kind, f"{path}.{name}")) for name, kind in members(schema, path)])
     if not schema.has_column:
         raise SchemaMismatchError(
