@@ -451,24 +451,17 @@ def _listed(examples: Sequence[str], *, count: int) -> str:
 
 
 def _condition(predicate: str, columns: Iterable[str]) -> str:
-    """Return the condition of a commit, or only the columns in it, because others than ours have values of rows.
+    """Return which columns the condition of a commit names; the condition itself has values of rows.
 
     Example:
-        >>> _condition("(_sequence#7L = 7)", ["email", "_sequence"])
-        ' where (_sequence = 7)'
-        >>> _condition("(email#3 = alice@example.org)", ["email", "_sequence"])
-        ' by a condition on email'
+        >>> _condition("((_sequence#7L = 7) AND (EMAIL#3 = alice@example.org))", ["email", "_sequence", "id"])
+        ' by a condition on _sequence, email'
+        >>> _condition("(renamed_since#3 = alice@example.org)", ["email"])
+        ' by a condition'
     """
-    from spark_jobs.ledger.table_rows import ROW_TIME
-
-    # Spark appends a number to the name of each column.
-    found = {name: re.compile(rf"(?<!\w){re.escape(name)}(#\d+L?)?(?!\w)") for name in columns}
-    named = [name for name, pattern in found.items() if pattern.search(predicate)]
-    if not predicate or not {*named} <= {*ROW_TIME}:
-        return f" by a condition on {', '.join(sorted(named))}" if predicate else ""
-    for name in named:
-        predicate = found[name].sub(name, predicate)
-    return f" where {predicate}"
+    words = {word.casefold() for word in re.findall(r"\w+", predicate)}
+    named = ", ".join(sorted(name for name in columns if words.issuperset(re.findall(r"\w+", name.casefold()))))
+    return f" by a condition{f' on {named}' if named else ''}" if predicate else ""
 
 
 def _notes(ledger: Ledger, state: LedgerState) -> Iterator[str]:
