@@ -319,7 +319,7 @@ def download(coordinates: Sequence[tuple[str, str, str]], target: Path, *, is_al
     command = [java(), "-jar", str(ivy), "-cache", str(cache), "-ivy", str(module)]
     if repository := os.environ.get(REPOSITORY_VARIABLE):
         if "@" in repository:
-            # Ivy writes the URL into its cache and its report.
+            # Ivy writes the URL into its report.
             raise InvalidOptionError(
                 f"the URL in {REPOSITORY_VARIABLE} contains a user, and perhaps a password",
                 remedy="Use a repository without a login, or download the jars elsewhere and copy the cache.",

@@ -318,10 +318,8 @@ def _secrets(value: str, *, has_parts: bool) -> frozenset[str]:
         plain |= {part for part in parts - _NO_PARTS if len(part) >= _MIN_PART_CHARACTERS}
         plain |= address_secrets(value) if _SCHEME.match(value) else set()
     plain |= set(map(unquote, plain))
-    # Clients encode a user without a password with a colon.
-    coded = _coded(plain | {f"{one}:" for one in plain})
     # A text may repeat a space or a backslash any number of times.
-    return frozenset(_BACKSLASHES.sub(r"\\", " ".join(one.split())) for one in plain | coded) - {""}
+    return frozenset(_BACKSLASHES.sub(r"\\", " ".join(one.split())) for one in plain | _coded(plain)) - {""}
 
 
 def _coded(texts: Iterable[str]) -> set[str]:

@@ -154,18 +154,21 @@ def address_secrets(address: str) -> set[str]:
         >>> sorted(address_secrets("http://me:hun@ter2@server:4318/key"))
         ['hun', 'hun@ter2', 'key', 'me:hun@ter2', 'ter2']
         >>> sorted(address_secrets("http://server/me@key"))
-        ['key', 'me', 'me@key', 'server', 'server/me', 'server/me@key']
+        ['key', 'me', 'me:', 'me@key', 'server', 'server/me', 'server/me:', 'server/me@key']
     """
     rest = _ADDRESS_SCHEME.sub("", address.strip())
     authority, *behind = _AFTER_HOST.split(rest.rstrip("/?#"), maxsplit=1)
     credentials, _, server = authority.rpartition("@")
     if is_server(server) and "\\" not in authority and not any(map(_AT.search, behind)):
         password = credentials.partition(":")[2] or credentials
-        secrets = {credentials, password, *behind, *_BETWEEN_WORDS.split(password)}
+        users = {credentials}
+        secrets = {password, *behind, *_BETWEEN_WORDS.split(password)}
     else:
         begins = [0, *(found.end() for found in _BETWEEN_WORDS.finditer(rest))]
-        ends = [*(found.start() for found in _AT.finditer(rest)), len(rest)]
-        secrets = {rest[begin:end] for begin in begins for end in ends} | {*_BETWEEN_WORDS.split(rest)}
+        users = {rest[begin : found.start()] for begin in begins for found in _AT.finditer(rest)}
+        secrets = {rest[begin:] for begin in begins} | {*_BETWEEN_WORDS.split(rest)}
+    # Clients encode a user without a password with a colon.
+    secrets |= users | {f"{user}:" for user in users if ":" not in user}
     # One character would be hidden in many places. Clients write hosts in lower case.
     return {one for secret in secrets if len(secret) > 1 for one in (secret, secret.lower())}
 

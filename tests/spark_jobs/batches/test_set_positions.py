@@ -209,6 +209,12 @@ def test_an_accept_reads_what_was_sent_late_before_an_entry_that_was_sent_again(
     assert group.held() <= group.rows().keys()
 
 
+def add_unread_and_delete(group: RedisGroup, count: int = 1) -> None:
+    group.add(count, 0)
+    newest = group.client.xrevrange(group.keys[0], count=count)
+    group.client.xdel(group.keys[0], *(entry for entry, _ in newest))
+
+
 def accept_while(group: RedisGroup, call: int, action: Callable[[], object]) -> None:
     """Accept a cut stream, and let something happen before a look at the stream."""
     looks = itertools.count()
@@ -254,14 +260,9 @@ def test_what_is_deleted_unread_while_a_stream_is_accepted_is_reported(group: Re
     group.ingest()
     group.fail_over(0, dump)
 
-    def add_and_delete() -> None:
-        group.add(5, 0)
-        newest = group.client.xrevrange(group.keys[0], count=5)
-        group.client.xdel(group.keys[0], *(entry for entry, _ in newest))
-
-    accept_while(group, call, add_and_delete)
+    accept_while(group, call, lambda: add_unread_and_delete(group, 5))
     if call > 8:
-        add_and_delete()
+        add_unread_and_delete(group, 5)
     assert group.losses().keys() == {group.shard(0, 2)}
 
 
@@ -284,12 +285,6 @@ def test_an_accept_takes_no_unread_entry_for_accounted_if_nothing_that_was_read_
     with caplog.at_level(logging.WARNING):
         group.losses()
     assert any(record.args and record.args[0] == group.shard(0) for record in caplog.records)
-
-
-def add_unread_and_delete(group: RedisGroup) -> None:
-    group.add(1, 0)
-    ((newest, _),) = group.client.xrevrange(group.keys[0], count=1)
-    group.client.xdel(group.keys[0], newest)
 
 
 @pytest.mark.parametrize("read", ["held", "lost", "deleted"])
